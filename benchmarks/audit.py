@@ -1,4 +1,4 @@
-"""The operator's requests to the API server, according to the audit log."""
+"""The requests to an API server, read from its audit log."""
 
 import json
 from collections import Counter
@@ -14,7 +14,7 @@ Calls = Counter[str]
 
 
 class AuditLog:
-    """The audit log of an API server, which is read as it grows.
+    """A reader of an API server's growing audit log.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ class AuditLog:
         """When the Lease was renewed, in seconds since the epoch."""
 
     def calls(self) -> Calls:
-        """Return all requests so far."""
+        """Return all requests in the log so far."""
         with self._path.open("rb") as log:
             log.seek(self._read_bytes)
             for line in log:
@@ -60,5 +60,5 @@ def is_write(call: str) -> bool:
 
 
 def leases(calls: Calls) -> int:
-    """Return how many requests concern the Lease for leader election."""
+    """Return the number of requests for the Lease of the leader election."""
     return sum(number for call, number in calls.items() if call.endswith(" leases"))

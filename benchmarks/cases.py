@@ -1,4 +1,4 @@
-"""The cases of the network benchmark, and the lower bound that links set for a step."""
+"""The cases of the network benchmark, and the minimum time of a step on their links."""
 
 import re
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ PROCESS_BYTES = 250_000_000
 
 @dataclass(frozen=True)
 class Case:
-    """A case: the numbers of trainers and servers, the rate of their links, and the batch size."""
+    """A case: numbers of trainers and servers, link rate, and batch size."""
 
     num_trainers: int
     num_servers: int
@@ -58,7 +58,7 @@ def _case(text: str) -> Case:
 
 
 def limit_seconds(system: str, case: Case, parameter_bytes: int) -> float:
-    """Return how long the busiest link needs for the bytes of one step, without headers.
+    """Return the time that the busiest link needs for one step's payload.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ def limit_seconds(system: str, case: Case, parameter_bytes: int) -> float:
 
 
 def memory_bytes(system: str, case: Case, parameter_bytes: int) -> int:
-    """Estimate the memory of a system's processes, with a margin over measured values.
+    """Estimate the memory that a system's processes need, with a safety margin.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Benchmarks how long a checkpoint stops training and how much memory it takes, compared with torch.save.
+"""Benchmarks how long a checkpoint stalls training, and its memory, compared with torch.save.
 
 ``python -m benchmarks.checkpoint_stall`` trains the model of 25 million parameters with Adam (300 MB) on
 one parameter server and one trainer, in sync mode over loopback, and saves while it goes on. It prints how
@@ -44,7 +44,7 @@ def _step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, data: torch.
 
 
 def _memory(pid: int, field: str) -> float:
-    """Return a memory field of a process in MB."""
+    """Return a memory field of a process's /proc status in MB."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024 / 1e6
@@ -52,7 +52,7 @@ def _memory(pid: int, field: str) -> float:
 
 
 def _begin_peak(pid: int) -> float:
-    """Reset a process's peak memory; return its current memory."""
+    """Reset a process's peak memory and return its current memory."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
     return _memory(pid, "VmRSS")
 
@@ -76,7 +76,7 @@ def _environment(role: str, port: int) -> dict[str, str]:
 
 
 def _fleet_process(folder: str, saves: int, server: int) -> dict[str, Any]:
-    """Run a replica; a trainer returns its measurements, including those of the server process."""
+    """Run a replica; return the measurements of a trainer, which include the server's memory."""
     from fleet import role_maker
     from fleet.parameter_server import fleet
 
@@ -141,7 +141,7 @@ def _median(saves: list[dict[str, float]], field: str) -> float:
 
 
 def main() -> None:
-    """Run the benchmark; print a table or JSON."""
+    """Run the benchmark, and print a table or JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--saves", type=int, default=5)
     parser.add_argument("--folder", help="where checkpoints go; a temporary one otherwise")

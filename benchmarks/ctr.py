@@ -1,4 +1,4 @@
-"""Benchmarks samples per second of a click-through-rate model for several numbers of trainers.
+"""Benchmarks a click-through-rate model in samples per second, with several numbers of trainers.
 
 ``python -m benchmarks.ctr --json`` trains what ``examples/ctr`` does, on batches of 1000 that are drawn and
 not read: by one process with PyTorch alone, and by 1, 2 and 4 trainers with one parameter server, each with
@@ -30,7 +30,7 @@ Rounds = dict[str, list[float]]
 
 
 def run(systems: Sequence[str], trainers: Sequence[int], rounds: int, steps: int) -> Rounds:
-    """Measure every system with every number of trainers once per round, in varying order."""
+    """Measure every system with every number of trainers, once per round and in varying order."""
     shapes = {ALONE: Shape(0, 1, WIDTHS)} | {
         f"{name}-{number}": Shape(NUM_SERVERS, number, WIDTHS) for name in systems for number in trainers
     }
@@ -46,7 +46,7 @@ def run(systems: Sequence[str], trainers: Sequence[int], rounds: int, steps: int
 
 
 def report(measured: Rounds, steps: int) -> dict[str, Any]:
-    """Summarize samples per second, and their ratios to plain PyTorch within each round."""
+    """Summarize samples per second, and the ratios to plain PyTorch within each round."""
     return {
         "benchmark": "ctr",
         "batch": BATCH,
@@ -77,7 +77,7 @@ def show(summary: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run the benchmark with the options on the command line."""
+    """Run the benchmark with the command line's options."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ctr", description=__doc__)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--steps", type=int, default=20, help="per system and round (default: 20)")

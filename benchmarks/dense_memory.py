@@ -1,4 +1,4 @@
-"""Benchmarks the memory that dense training needs on servers and trainers beyond the necessary data.
+"""Benchmarks the memory overhead of dense training on servers and trainers.
 
 ``python -m benchmarks.dense_memory --json`` trains the model of 25 million parameters with two trainers, or
 as many as ``--trainers`` says. It prints the peak of each process once everybody has begun: of a server
@@ -30,7 +30,7 @@ TRANSPORTS = {"fleet": "TCP", "shared": "shared memory", "async": "TCP, async"}
 
 
 def peaks(running: Running) -> list[int]:
-    """Start a system and return each process's peak memory in bytes during steps: servers, then trainers."""
+    """Run a system; return each process's peak memory during steps in bytes, servers first."""
     try:
         running.start()
         running.await_ready()
@@ -59,7 +59,7 @@ def _bytes_of(pid: int, file: str, field: str) -> int:
 def report(
     system: str, num_servers: int, ours: Sequence[int], computing: int, imports: int
 ) -> dict[str, Any]:
-    """Summarize memory in bytes, and as multiples of the data that a process must hold.
+    """Summarize memory in bytes, and as a multiple of the data that a process must hold.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ def report(
 
 
 def run(trainers: int, systems: Sequence[str]) -> dict[str, Any]:
-    """Measure one and two servers with each of the given transports."""
+    """Measure each of the given transports with one server and with two."""
     (imports,) = peaks(Running("imports", Shape(0, 1, WIDTHS)))
     computing = max(peaks(Running("alone", Shape(0, trainers, WIDTHS))))
     rows = []
@@ -116,7 +116,7 @@ def show(summary: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run the benchmark with the options on the command line."""
+    """Run the benchmark with the command line's options."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.dense_memory", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--trainers", type=int, default=2)

@@ -1,4 +1,4 @@
-"""Benchmarks dense synchronous training limited by the network, compared with DistributedDataParallel.
+"""Benchmarks network-bound dense synchronous training against DistributedDataParallel.
 
 ``python -m benchmarks.dense_network --json`` gives every process a host of its own, a network namespace, and
 limits each host's link in both directions. A system is compared with the least time that the links allow it:
@@ -66,7 +66,7 @@ Rounds = dict[str, list[Round]]
 def run(
     case: Case, systems: Sequence[str], widths: tuple[int, ...], rounds: int, steps: int, trace: Trace | None
 ) -> Rounds:
-    """Measure every system once per round, in varying order, on a network created for the case."""
+    """Measure every system once per round, in varying order, on a network made for the case."""
     measured: Rounds = {name: [] for name in systems}
 
     def measure(running: Running, steps: int, batch: int) -> Round:
@@ -97,7 +97,7 @@ def run(
 
 
 def report(case: Case, measured: Rounds, parameter_bytes: int, steps: int) -> dict[str, Any]:
-    """Summarize a case: seconds per step, and ratios to each system's lower bound and to ddp."""
+    """Summarize a case: seconds per step, and their ratios to the lower bound and to ddp."""
     rows: dict[str, Any] = {}
     for name, rounds in measured.items():
         limit = limit_seconds(name, case, parameter_bytes)
@@ -123,7 +123,7 @@ def report(case: Case, measured: Rounds, parameter_bytes: int, steps: int) -> di
 
 
 def show(summary: Mapping[str, Any]) -> None:
-    """Print a table for one case."""
+    """Print the results of one case as a table."""
     title = f"{summary['case']}: {summary['parameter_bytes'] / 1e6:.1f} MB of parameters"
     print(f"{title:<44}{'limit s':>9}{'s/step':>9}{'of limit':>22}{'x ddp':>22}{'resent/step':>20}")
     for name, row in summary["systems"].items():
@@ -140,7 +140,7 @@ def _shown(row: Mapping[str, float] | None) -> str:
 
 
 def read_options() -> tuple[argparse.Namespace, list[Case], list[str], tuple[int, ...]]:
-    """Return the options, cases, systems and widths; raise SystemExit for an invalid command line."""
+    """Return the options, cases, systems and layer widths; raise SystemExit if one is invalid."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.dense_network", description=__doc__)
     parser.add_argument(
         "--cases",
@@ -176,7 +176,7 @@ def read_options() -> tuple[argparse.Namespace, list[Case], list[str], tuple[int
 
 
 def check_memory(case: Case, systems: Sequence[str], parameter_bytes: int) -> None:
-    """Refuse cases that exceed this machine's memory, because the kernel could kill unrelated processes."""
+    """Raise an error for cases that need more memory than this machine has."""
     needed = sum(memory_bytes(name, case, parameter_bytes) for name in systems)
     found = re.search(r"MemAvailable:\s+(\d+) kB", MEMORY.read_text())
     if found is not None and needed > (available := 1024 * int(found[1])):
@@ -187,7 +187,7 @@ def check_memory(case: Case, systems: Sequence[str], parameter_bytes: int) -> No
 
 
 def main() -> None:
-    """Run the benchmark with the options on the command line."""
+    """Run the benchmark with the command line's options."""
     options, cases, systems, widths = read_options()
     if (unmet := unmet_needs()) is not None:
         raise SystemExit(f"benchmarks.dense_network: {unmet}")

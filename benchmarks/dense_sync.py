@@ -1,4 +1,4 @@
-"""Benchmarks steps per second of dense synchronous training with two trainers, compared with alternatives.
+"""Benchmarks dense synchronous training with two trainers against alternatives, in steps per second.
 
 ``python -m benchmarks.dense_sync --json`` trains one model of 25 million parameters with every system, in
 interleaved rounds: the processes of all systems live from beginning to end, and those that are not being
@@ -81,7 +81,7 @@ Rounds = dict[int, dict[str, list[float]]]
 
 
 def run(systems: Sequence[str], batches: Sequence[int], rounds: int, steps: int) -> Rounds:
-    """Measure every system once per round, in varying order and with alternating batch sizes."""
+    """Measure every system once per round, in varying order and at alternating batch sizes."""
     running = {name: Running(name, Shape(NUM_SERVERS[name], NUM_TRAINERS, WIDTHS)) for name in systems}
     measured: Rounds = {batch: {name: [] for name in systems} for batch in batches}
     sizes = list(batches) * rounds
@@ -95,7 +95,7 @@ def run(systems: Sequence[str], batches: Sequence[int], rounds: int, steps: int)
 
 
 def report(measured: Rounds, steps: int) -> dict[str, Any]:
-    """Summarize steps per second by system, and ratios within each round, by size and overall."""
+    """Summarize steps per second by system, and the ratios within each round, by batch size and overall."""
     within = {
         (batch, f"{ours}/{other}"): [a / b for a, b in zip(of_size[ours], of_size[other], strict=True)]
         for batch, of_size in measured.items()
@@ -140,7 +140,7 @@ def show(summary: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run the benchmark with the options on the command line."""
+    """Run the benchmark with the command line's options."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.dense_sync", description=__doc__)
     parser.add_argument("--rounds", type=int, default=10, help="per size of batches (default: 10)")
     parser.add_argument("--batches", default=",".join(map(str, BATCHES)), help="sizes (default: %(default)s)")

@@ -1,4 +1,4 @@
-"""The goals for the operator's speed, and the goals that a run has met."""
+"""Performance goals of the operator, and a comparison of measurements with them."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -24,7 +24,7 @@ RENEWAL_SECONDS = 10  # for so long the holder of the Lease counts on it without
 
 @dataclass(frozen=True)
 class Verdict:
-    """A goal and the corresponding measurement."""
+    """A goal with its measurement, and whether the goal is met."""
 
     goal: str
     measured: float
@@ -34,7 +34,7 @@ class Verdict:
 def judge(
     bursts: Mapping[str, Any], idle: Mapping[str, Any], large: Mapping[str, Any] | None = None
 ) -> list[dict[str, Any]]:
-    """Return verdicts on the goals for which a run has measurements.
+    """Compare a run's measurements with the goals; return a verdict on each measured goal.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Kills replicas of training jobs at random with SIGKILL, and checks that results stay bitwise equal.
+"""Kills replicas of training jobs at random, and checks that results stay bitwise equal.
 
 ``python -m benchmarks.kills --json`` trains a small model synchronously with two parameter servers and two
 trainers, once undisturbed and then in jobs of which it kills replicas, servers and trainers, at random steps
@@ -43,7 +43,7 @@ PATIENCE_SECONDS = 120.0
 
 @dataclass
 class Outcome:
-    """The outcome of one job.
+    """The outcome of a job whose replicas were killed.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class Outcome:
 
 
 class _Lives:
-    """The replicas of a job, each in its current life."""
+    """The running replicas of a job."""
 
     def __init__(self, running: Job, steps: int) -> None:
         self._running = running
@@ -71,7 +71,7 @@ class _Lives:
         self.trainers: list[Replica] = []
 
     def start(self) -> None:
-        """Start every replica, in a new life of the job."""
+        """Start every replica in a new life of the job."""
         self._attempts["job"] += 1
         self.servers = [
             self._running.server(index, SCRIPT, self._steps, **self._environ(f"server-{index}"))
@@ -80,7 +80,7 @@ class _Lives:
         self.trainers = [self._trainer(index) for index in range(TRAINERS)]
 
     def kill(self, chance: random.Random) -> str:
-        """Kill a random replica and restart what the operator would; return its kind, empty if it ended."""
+        """Kill a random replica and restart what the operator would; return its kind, or "" if it had ended."""
         victim = chance.choice([*self.servers, *self.trainers])
         if victim.process.poll() is not None:
             return ""
@@ -96,7 +96,7 @@ class _Lives:
         return "server"
 
     def wait_for_step(self, step: int) -> bool:
-        """Wait until a trainer has completed a step; return False if all have ended before."""
+        """Wait until a trainer has completed a step; return False if all trainers end first."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline:
             ended = [replica.process.poll() for replica in self.trainers]
@@ -124,7 +124,7 @@ class _Lives:
 
 
 def train(folder: Path, optimizer: str, steps: int, kills_at: Sequence[int] = (), seed: int = 0) -> Outcome:
-    """Train a job, and kill a replica after each of the given steps.
+    """Train a job to its end, and kill a replica after each of the given steps.
 
     Parameters
     ----------
@@ -168,7 +168,7 @@ def train(folder: Path, optimizer: str, steps: int, kills_at: Sequence[int] = ()
 
 
 def steps_made(replica: Replica) -> int:
-    """Return the number of completed steps that a trainer's log reports; 0 before the first."""
+    """Return the number of completed steps in a trainer's log; 0 before the first."""
     with replica.log.open("rb") as log:
         log.seek(max(0, replica.log.stat().st_size - 400))
         made = re.findall(rb"made step (\d+)\n", log.read())
@@ -181,13 +181,13 @@ def _digest(replica: Replica) -> str:
 
 
 def half_made(replicas: Sequence[Replica]) -> int:
-    """Count the trainer starts in the middle of a step that some blocks had completed."""
+    """Count the trainer restarts that resumed in a step that only some blocks had completed."""
     found = re.compile(r"trainer (\d+) \(attempt (\d+)\) receives the values of step \d+, which")
     return len({life for replica in replicas for life in found.findall(replica.output)})
 
 
 def run(kills: int, per_job: int, optimizers: Sequence[str], seed: int) -> dict[str, Any]:
-    """Kill the given number of replicas in jobs with each optimizer; return the results for printing."""
+    """Kill the given number of replicas in jobs with each optimizer; return a summary of the outcomes."""
     folder = Path(tempfile.mkdtemp(prefix="fleet-kills-"))
     rows = []
     chance = random.Random(seed)  # noqa: S311 (when it hits)
@@ -245,7 +245,7 @@ def show(summary: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run with the options on the command line; return 1 if a job's result differed."""
+    """Run with the command line's options; return 1 if any job's result differs."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kills", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--kills", type=int, default=200, help="for each optimizer (default: %(default)s)")

@@ -1,4 +1,4 @@
-"""A local network with limited links: network namespaces act as hosts and are joined by a bridge.
+"""A simulated network with limited links: network namespaces as hosts, joined by a bridge.
 
 A link's limit is a token bucket (tc tbf) at each end: for what the host sends and for what it receives,
 so that both directions carry the full rate at once, as a switch's port does. All interfaces are made inside
@@ -28,7 +28,7 @@ in a switch, and TCP sends them again."""
 
 
 def unmet_needs() -> str | None:
-    """Return a sentence about what this process lacks for creating a network, or None if nothing."""
+    """Describe what this process lacks to create a network; return None if nothing is missing."""
     missing = [program for program in ("ip", "tc") if shutil.which(program) is None]
     found = [*(["no root"] if os.geteuid() != 0 else []), *(f"no `{program}`" for program in missing)]
     if not found:
@@ -39,7 +39,7 @@ def unmet_needs() -> str | None:
 
 
 def leftovers(namespaces: Collection[str]) -> list[str]:
-    """Return the namespaces left behind by runs that no longer exist."""
+    """Return the names of namespaces that were left behind by ended runs."""
     return sorted(
         name for name in namespaces if name.startswith(PREFIX) and not Path(f"/proc/{_maker(name)}").exists()
     )
@@ -50,7 +50,7 @@ def _maker(name: str) -> str:
 
 
 class Network:
-    """Hosts for systems' processes, as network namespaces; see `benchmarks.hosts.Hosts` and `network`."""
+    """Network namespaces as the hosts of processes; see `benchmarks.hosts.Hosts` and `network`."""
 
     interface = INTERFACE
 
@@ -59,11 +59,11 @@ class Network:
         self._ports = count(FIRST_PORT)
 
     def command(self, host: int, program: Sequence[str]) -> list[str]:
-        """Return the command that runs a program on a host."""
+        """Return the command line that runs a program on a host."""
         return ["ip", "netns", "exec", self._name(host), *program]
 
     def endpoints(self, hosts: Sequence[int]) -> tuple[str, ...]:
-        """Return a host:port on each of the given hosts that no system has used before."""
+        """Return one unused host:port on each of the given hosts."""
         return tuple(f"{_address(host)}:{port}" for host, port in zip(hosts, self._ports, strict=False))
 
     def make(self, num_hosts: int, mbit_per_second: int) -> None:
@@ -90,7 +90,7 @@ class Network:
                 _run(*f"tc -n {namespace} qdisc replace dev {interface} root tbf {rate}".split())
 
     def remove(self) -> None:
-        """Remove the existing hosts and with them their links."""
+        """Remove all hosts and their links."""
         for name in _namespaces():
             if name.startswith(self._prefix):
                 _run("ip", "netns", "delete", name)
@@ -121,7 +121,7 @@ def network(num_hosts: int, mbit_per_second: int) -> Iterator[Network]:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Prevent a second Ctrl-C from interrupting the block."""
+    """Ignore further Ctrl-C within the block, so that the clean-up can finish."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
@@ -131,7 +131,7 @@ def _undisturbed() -> Iterator[None]:
 
 
 def report_leftovers() -> str | None:
-    """Return a sentence about namespaces that an earlier run has left behind, if any."""
+    """Return a message about namespaces that an earlier run has left behind, or None."""
     if not (left := leftovers(_namespaces())):
         return None
     return (

@@ -1,4 +1,4 @@
-"""A control plane with the operator, the bare client and an audit log, for the operator's benchmarks."""
+"""The control plane of the operator's benchmarks, with the operator, a bare client and an audit log."""
 
 import asyncio
 import re
@@ -40,14 +40,14 @@ SERVICES = "/api/v1/namespaces/{}/services"
 
 @dataclass(frozen=True)
 class Used:
-    """The resources that the operator has used."""
+    """The resources that the operator has used so far."""
 
     rss_bytes: float
     cpu_seconds: float
 
 
 class OperatedPlane:
-    """A control plane with an operator; starting it takes about ten seconds.
+    """A control plane with a running operator.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ class OperatedPlane:
         self.plane.stop()
 
     async def until_at_rest(self) -> None:
-        """Wait until the control plane has finished cleaning up after earlier work."""
+        """Wait until the control plane has no clean-up work left."""
         quiet, taken = 0, 0.0
         try:
             async with asyncio.timeout(SLOW_SECONDS):
@@ -119,11 +119,11 @@ class OperatedPlane:
             ) from None
 
     def cpu_seconds(self) -> float:
-        """Return the total CPU time of etcd, the API server, the controllers, the scheduler and kwok."""
+        """Return the total CPU time of the control plane's programs, without the operator."""
         return sum(self.plane.daemons.cpu_seconds().values())
 
     def create_bare(self, namespace: str, num_jobs: int, size: Size = SMALL) -> None:
-        """Create the objects of `num_jobs` jobs of one size with the bare client."""
+        """Create the objects of `num_jobs` equal jobs with the bare client."""
         assert self._bare is not None
         assert self._bare.stdin is not None
         self._bare.stdin.write(f"{namespace} {num_jobs} {size.servers} {size.trainers}\n")
@@ -139,7 +139,7 @@ class OperatedPlane:
 
     @asynccontextmanager
     async def namespace(self, name: str, *, last: bool = False, known: int = 0) -> AsyncIterator[ApiClient]:
-        """Create a namespace and, unless it is the last, delete its contents after the block.
+        """Yield a new namespace; delete its contents afterwards, unless it is the last one.
 
         Parameters
         ----------
@@ -163,12 +163,12 @@ class OperatedPlane:
             await self.until_idle(known=known)
 
     async def used(self) -> Used:
-        """Return the resources that the operator has used, from its metrics."""
+        """Return the resources that the operator has used so far, read from its metrics."""
         told = await self._told()
         return Used(told["process_resident_memory_bytes"], told["process_cpu_seconds_total"])
 
     async def until_idle(self, *, known: int, passes: int = 0) -> None:
-        """Wait until the operator has the given number of jobs, none pending, and has made enough passes."""
+        """Wait until the operator has the given number of jobs and no pending work."""
         async with asyncio.timeout(SLOW_SECONDS):
             while True:
                 told = await self._told()
@@ -179,7 +179,7 @@ class OperatedPlane:
                 await asyncio.sleep(0.25)
 
     async def _told(self) -> "dict[str, float]":
-        """Return the operator's metrics, with 0 for a missing one."""
+        """Return values of the operator's metrics; a missing metric counts as 0."""
         text = await asyncio.to_thread(self.operator.get, "/metrics") or ""
         found = re.findall(r"^([^#\s]\S*) (\S+)$", text, re.MULTILINE)
         return _Metrics({name: float(value) for name, value in found})
@@ -193,7 +193,7 @@ class _Metrics(dict[str, float]):
 async def submit(
     client: ApiClient, namespace: str, jobs: Iterable[int], size: Size = SMALL, **spec: Any
 ) -> None:
-    """Create numbered jobs of one size, several concurrently, with additional fields in the spec."""
+    """Create numbered jobs of one size concurrently, with additional fields in their spec."""
     slots = asyncio.Semaphore(SUBMITTED_AT_ONCE)
 
     async def create(name: str) -> None:
@@ -211,7 +211,7 @@ async def submit(
 
 
 async def _delete_all(client: ApiClient, path: str) -> None:
-    """Delete a collection; repeat the request if the server times out."""
+    """Delete all objects of a collection; retry if the server times out."""
     async with asyncio.timeout(SLOW_SECONDS):
         while (await client.get(path, {"limit": "1"}))["items"]:
             try:

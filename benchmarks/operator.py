@@ -1,4 +1,4 @@
-"""Benchmarks the operator, compared with a bare client that creates the same objects on the same API server.
+"""Benchmarks the operator against a bare client that creates the same objects.
 
 ``python -m benchmarks.operator --json`` starts kube-apiserver, etcd, the controllers, the scheduler and kwok
 on this machine, and for each size runs rounds of bursts: the bare client creates the objects of N jobs as
@@ -55,7 +55,7 @@ RATIOS = ("created_per_s", "running_per_s", "running_p50_s", "running_p99_s", "c
 
 
 async def burst(plane: OperatedPlane, system: str, namespace: str, num_jobs: int) -> dict[str, float]:
-    """Create one burst's jobs with the bare client or the operator; return the measurements."""
+    """Create a burst of jobs with the bare client or the operator, and return the measurements."""
     async with (
         plane.namespace(namespace) as client,
         Watched(client, PODS.format(namespace)).watching() as pods,
@@ -85,7 +85,7 @@ async def burst(plane: OperatedPlane, system: str, namespace: str, num_jobs: int
 
 
 async def idle(plane: OperatedPlane, sizes: Sequence[int], num_running: int) -> dict[str, dict[str, Any]]:
-    """Measure the cost of idle jobs, including a start of the operator while they exist."""
+    """Measure the cost of idle jobs, and of an operator start while they exist."""
     found: dict[str, dict[str, Any]] = {}
     await _restart(plane, num_jobs=0)  # what it had held for bursts is not counted
     empty = (await plane.used()).rss_bytes
@@ -120,7 +120,7 @@ async def idle(plane: OperatedPlane, sizes: Sequence[int], num_running: int) -> 
 
 
 async def _restart(plane: OperatedPlane, num_jobs: int) -> dict[str, float]:
-    """Restart the operator; return how long it took to reconcile every job, and its number of writes."""
+    """Restart the operator; return the time until every job is reconciled, and the number of writes."""
     await asyncio.to_thread(plane.operator.stop)
     calls, started = plane.audit.calls(), asyncio.get_running_loop().time()
     await asyncio.to_thread(plane.operator.start)
@@ -137,12 +137,12 @@ async def _restart(plane: OperatedPlane, num_jobs: int) -> dict[str, float]:
 
 
 def _writes(calls: "Mapping[str, int]") -> int:
-    """Count the writes among some requests, including events but not the Lease."""
+    """Count the writes among requests, including those of events but not those of the Lease."""
     return sum(number for call, number in calls.items() if is_write(call) and not call.endswith(" leases"))
 
 
 async def _finish(client: ApiClient, namespace: str, pods: Watched, jobs: Watched, num_jobs: int) -> None:
-    """Let all trainers end and then, once a job has succeeded, its servers, which would exit by themselves.
+    """End all trainers successfully and then, once a job has succeeded, its servers.
 
     At most ENDED_AT_ONCE pods are told to end before they have, so that none waits for long in kwok's queue.
     """
@@ -181,7 +181,7 @@ async def _finish(client: ApiClient, namespace: str, pods: Watched, jobs: Watche
 
 
 def speeds(pods: Mapping[str, Mapping[str, float]], started: float) -> dict[str, float]:
-    """Return the rates at which pods were created and started running.
+    """Return the rates at which pods were created and became running, in pods per second.
 
     Parameters
     ----------
@@ -202,7 +202,7 @@ def speeds(pods: Mapping[str, Mapping[str, float]], started: float) -> dict[str,
 
 
 def lateness(pods: Watched, jobs: Watched) -> dict[str, float]:
-    """Return how late statuses reported that jobs had succeeded and that pods were running."""
+    """Return how late the statuses of jobs reported their success and their running pods."""
     trainers = {name: seen for name, seen in pods.first.items() if "-trainer-" in name}
     late = [
         jobs.first[job]["Succeeded"] - max(moments) for job, moments in _by_job(trainers, "Succeeded").items()
@@ -219,7 +219,7 @@ def lateness(pods: Watched, jobs: Watched) -> dict[str, float]:
 
 
 def _by_job(pods: Mapping[str, Mapping[str, float]], phase: str) -> dict[str, list[float]]:
-    """Return, by job, the times at which its pods reached a phase."""
+    """Return the times at which pods reached a phase, grouped by job."""
     moments: dict[str, list[float]] = {}
     for name, seen in pods.items():
         moments.setdefault(name.rsplit("-", 2)[0], []).append(seen[phase])
@@ -227,14 +227,14 @@ def _by_job(pods: Mapping[str, Mapping[str, float]], phase: str) -> dict[str, li
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """Return a percentile; of a single value, that value."""
+    """Return a percentile of the given values, which may be a single one."""
     if len(values) == 1:
         return values[0]
     return quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
 def report(rounds: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, Any]:
-    """Return the median of each figure and of its ratio to the bare client in the same round."""
+    """Return the median of each measurement, and of its ratio to the bare client in the same round."""
     medians = {
         system: {key: median(each[system][key] for each in rounds) for key in rounds[0][system]}
         for system in ("bare", "fleet")
@@ -244,7 +244,7 @@ def report(rounds: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, Any
 
 
 async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Run the requested measurements on one control plane."""
+    """Run the requested measurements on a single control plane."""
     num_pods = NUM_PODS * max(*options.sizes, min(options.idle_running, max(options.idle, default=0)), 1)
     measures_large = options.large is not None
     if measures_large:
@@ -271,7 +271,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def lines(found: Mapping[str, Any]) -> Iterator[str]:
-    """Return the results as text."""
+    """Return the results as lines of text."""
     for size, measured in found["bursts"].items():
         yield f"{size} jobs at once, median of {measured['rounds']} rounds"
         for key, value in measured["fleet"].items():

@@ -1,4 +1,4 @@
-"""Reads the output of a benchmark's processes line by line, and names a process that is stuck or ends."""
+"""Reads the output of benchmark processes line by line, and names processes that stall or end."""
 
 import select
 from collections.abc import Collection, Mapping
@@ -11,7 +11,7 @@ ANSWER_SECONDS = 600.0
 
 
 def hear(pipe: IO[str], who: str, seconds: float = ANSWER_SECONDS) -> str:
-    """Return the next line of a process's output; empty if it has ended.
+    """Return the next line of a process's output, or an empty string if the process has ended.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ def hear(pipe: IO[str], who: str, seconds: float = ANSWER_SECONDS) -> str:
 def hear_all(
     pipes: Mapping[str, IO[str]], awaited: Collection[str], seconds: float = ANSWER_SECONDS
 ) -> dict[str, str]:
-    """Return the next line of each given process, once all have written one or any has ended.
+    """Return the next line of each process, once all have written one or any has ended.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Benchmarks a small step with many servers or trainers: processor time and steps per second.
+"""Benchmarks small steps with many servers or trainers: processor time and steps per second.
 
 ``python -m benchmarks.request_price --json`` trains a table without bounds (200 look-ups of rows of 16 in
 each step) with one linear layer, and that layer alone, in the modes sync and async, beside
@@ -61,7 +61,7 @@ class Price:
 
 @dataclass(frozen=True)
 class Held:
-    """The resources that a process holds."""
+    """The resources that a process holds: threads, descriptors and memory."""
 
     threads: int
     descriptors: int
@@ -70,7 +70,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Cost:
-    """The estimated cost of a process in a large job, extrapolated from small jobs.
+    """The cost of a process in a large job, extrapolated from measurements of small jobs.
 
     Attributes
     ----------
@@ -132,26 +132,26 @@ def cost_of(
 
 
 def parse_shapes(text: str) -> list[tuple[int, int]] | None:
-    """Parse shapes, trainers x servers, such as ``1x8,8x1``; return None if any is invalid."""
+    """Parse shapes of trainers x servers, such as ``1x8,8x1``; return None if one is invalid."""
     found = [re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", each) for each in text.split(",") if each]
     return None if None in found else [(int(each[1]), int(each[2])) for each in found if each is not None]
 
 
 def processor_seconds(pid: int) -> float:
-    """Return the user and system time of a process, with a resolution of one kernel tick (10 ms)."""
+    """Return the user and system time of a process, in kernel ticks of 10 ms."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 def held_by(pid: int) -> Held:
-    """Return the threads, open descriptors and resident memory of a process."""
+    """Return the threads, open file descriptors and resident memory of a process."""
     resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
     tasks, descriptors = (len(list(Path(f"/proc/{pid}/{name}").iterdir())) for name in ("task", "fd"))
     return Held(tasks, descriptors, resident / 1e6)
 
 
 def measure(running: Running, steps: int, batch: int) -> Price:
-    """Run steps of a system's trainers; return the cost."""
+    """Run steps on a system's trainers and return their price."""
     pids = running.pids
     servers = [pid for name, pid in pids.items() if name.startswith("server")]
     trainers = [pid for name, pid in pids.items() if name.startswith("trainer")]
@@ -165,7 +165,7 @@ def measure(running: Running, steps: int, batch: int) -> Price:
 
 
 def beat(trainers: int, servers: int) -> dict[str, float]:
-    """Return the processor time of a heartbeat in an idle job, in milliseconds.
+    """Return the processor time of one heartbeat in an idle job, in milliseconds.
 
     Returns
     -------
@@ -194,7 +194,7 @@ def beat(trainers: int, servers: int) -> dict[str, float]:
 def run_shape(
     trainers: int, servers: int, systems: Sequence[str], workload: str, rounds: int, steps: int, python: str
 ) -> dict[str, Any]:
-    """Measure the systems for one shape and workload; return the cost and resources of each."""
+    """Measure the systems with one shape and workload; return the price and the held resources of each."""
     running = {}
     for name in systems:
         system, _, tree = name.partition("-")
@@ -260,7 +260,7 @@ def show(summary: Mapping[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run the benchmark with the options on the command line."""
+    """Run the benchmark with the command line's options."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.request_price", description=__doc__)
     parser.add_argument("--shapes", default=SHAPES, help="trainers x servers (default: %(default)s)")
     parser.add_argument("--heartbeats", default="1x1,1x8,8x1", help="as --shapes (default: %(default)s)")

@@ -1,4 +1,4 @@
-"""An operator that records long stalls of its event loop, and its memory.
+"""An operator that records its own memory and the stalls of its event loop.
 
 ``python -m benchmarks.sampled_operator FILE`` is the operator, with one task more. It adds JSON objects to
 the file, ``{"at", "halt", "cpu", "rss"}``: the time, for how many seconds the loop then did nothing for
@@ -26,10 +26,10 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class SampledOperator(startup.Operator):
-    """The operator and its sampling task."""
+    """The operator together with a task that samples it."""
 
     async def run(self) -> int:
-        """Run the operator, sampling until it ends."""
+        """Run the operator until it ends, sampling it meanwhile."""
         sampling = asyncio.create_task(_sample(Path(sys.argv[1])))
         try:
             return await super().run()
@@ -58,7 +58,7 @@ def _resident_bytes() -> int:
 
 
 def main() -> int:
-    """Run the sampled operator."""
+    """Run the sampled operator as a program."""
     startup.Operator = SampledOperator  # type: ignore[misc]
     return startup.run_operator()
 

@@ -1,4 +1,4 @@
-"""Benchmarks steps per second of an embedding table with two trainers and one server, with alternatives.
+"""Benchmarks an embedding table with two trainers and one server against alternatives, in steps per second.
 
 ``python -m benchmarks.sparse --json`` trains a table of a million rows of ten numbers, 26 ids a sample, zipf
 distributed, in batches of 1000, with every system, in interleaved rounds as `benchmarks.dense_sync` does.
@@ -37,7 +37,7 @@ Rounds = dict[str, dict[str, list[float]]]
 
 
 def run(systems: Sequence[str], workloads: Sequence[str], rounds: int, steps: int) -> Rounds:
-    """Measure every system once per round, in varying order, for one workload after another."""
+    """Measure every system once per round, in varying order, for each workload in turn."""
     measured: Rounds = {}
     for workload in workloads:
         of_workload = measured[workload] = {name: [] for name in systems}
@@ -54,7 +54,7 @@ def run(systems: Sequence[str], workloads: Sequence[str], rounds: int, steps: in
 
 
 def report(measured: Rounds, steps: int) -> dict[str, Any]:
-    """Summarize steps per second by system, and ratios within each round, by workload."""
+    """Summarize steps per second by system, and the ratios within each round, by workload."""
     return {
         "benchmark": "sparse",
         "rows": ROWS,
@@ -94,7 +94,7 @@ def show(summary: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run the benchmark with the options on the command line."""
+    """Run the benchmark with the command line's options."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sparse", description=__doc__)
     parser.add_argument("--rounds", type=int, default=8, help="per workload (default: 8)")
     parser.add_argument("--steps", type=int, default=40, help="steps per system and round (default: 40)")

@@ -1,4 +1,4 @@
-"""Compares training on a table with a tenth of its rows in memory to training on one fully in memory.
+"""Compares a table with a tenth of its rows in memory to a table that is fully in memory.
 
 ``python -m benchmarks.sparse_tier`` trains ctr's network on two tables, each in a process of its own, in
 turns. One has all rows in memory. The other uses `fleet.tables.LocalDisk` with a memory limit (a cgroup,
@@ -43,7 +43,7 @@ Ids = NDArray[np.int64]
 
 
 class Training:
-    """A table and the network of ``examples/ctr``, in one process and one thread.
+    """A table and the network of ``examples/ctr`` in one process with one thread.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ class Training:
             self.table.load(TableRows(ids, torch.zeros(ids.size, DIMENSION), {}))
 
     def turn(self, steps: int, *, ahead: bool = False) -> float:
-        """Return the seconds for some steps. With `ahead`, rows are looked up during the previous step."""
+        """Return the seconds for some steps; with `ahead`, rows are looked up one step early."""
         batches = [self._batch() for _ in range(steps)]
         begun = time.perf_counter()
         with ThreadPoolExecutor(1) as other:
@@ -92,13 +92,13 @@ class Training:
         return time.perf_counter() - begun
 
     def _batch(self) -> tuple[Ids, Ids]:
-        """Return the distinct ids of a batch, and the position of each id among them."""
+        """Return the distinct ids of a batch, and the index of each sample's ids among them."""
         ranks = zipf_ranks(self._random, self._num_rows)
         distinct, positions = np.unique(self._names[ranks].astype(np.int64), return_inverse=True)
         return distinct, positions
 
     def _compute(self, rows: Tensor, positions: Ids) -> Tensor:
-        """Run a step of the network; return the gradient of the rows."""
+        """Run a step of the network and return the gradient of the rows."""
         leaf = rows.requires_grad_()
         self._optimizer.zero_grad()
         inputs = torch.nn.functional.embedding(torch.from_numpy(positions), leaf).view(SAMPLES, -1)
@@ -109,7 +109,7 @@ class Training:
 
 
 def zipf_ranks(random: np.random.Generator, num_rows: int) -> Ids:
-    """Return a batch of ids drawn from a Zipf distribution; id 0 is the most frequent."""
+    """Return a batch of Zipf-distributed ids, where id 0 is the most frequent."""
     share = 1.0 - SKEW
     drawn = random.random(SAMPLES * SLOTS) * (num_rows**share - 1.0) + 1.0
     ranks: Ids = np.minimum((drawn ** (1.0 / share)).astype(np.int64) - 1, num_rows - 1)
@@ -117,7 +117,7 @@ def zipf_ranks(random: np.random.Generator, num_rows: int) -> Ids:
 
 
 def serve(arguments: argparse.Namespace) -> None:
-    """Run one of the two processes, which performs one turn for each line of standard input."""
+    """Run one of the two processes, which trains one timed turn for each line on standard input."""
     torch.set_num_threads(1)
     training = Training(arguments.rows, arguments.memory, arguments.directory)
     for line in sys.stdin:
@@ -127,7 +127,7 @@ def serve(arguments: argparse.Namespace) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Train both alternately; return samples per second, and ratios within each round."""
+    """Train both in alternation; return samples per second, and the ratios within each round."""
     reads = {threads: random_reads(arguments.directory, threads) for threads in (1, 32)}
     rows, group = arguments.rows * ROW_BYTES, Cgroup("tier")
     memory = int(arguments.share * rows / 10)
@@ -170,7 +170,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def show(summary: dict[str, Any]) -> None:
-    """Print the summary."""
+    """Print the summary of the results."""
     beside, tenth = summary["limit_bytes"] - summary["row_bytes"] // 10, summary["row_bytes"] // 10
     print(f"{summary['rows']} rows of {ROW_BYTES} bytes; memory is limited to {tenth / 1e6:.0f} MB for rows,")
     print(f"a tenth, and {beside / 1e6:.0f} MB for the process, ids and index")
@@ -189,7 +189,7 @@ def show(summary: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run the benchmark with the options on the command line."""
+    """Run the benchmark with the command line's options."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sparse_tier", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--rows", type=int, default=10_000_000)

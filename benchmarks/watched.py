@@ -1,4 +1,4 @@
-"""Pods and jobs as seen through a watch: when each reached each phase, and what statuses reported."""
+"""Watches pods and jobs: records when each reached a phase, and what statuses reported."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ Said = Sequence[tuple[float, int]]
 
 
 class Watched:
-    """The objects in a collection, watched from the start; times are those of the event loop.
+    """The objects of a watched collection, with the times at which they reached phases.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ class Watched:
             await asyncio.gather(task, return_exceptions=True)
 
     async def until(self, phase: str, number: int, *, seconds: float) -> list[float]:
-        """Wait until enough objects have reached a phase; return the sorted times of their arrival.
+        """Wait until enough objects have reached a phase; return the sorted times at which they did.
 
         Raises
         ------
@@ -66,12 +66,12 @@ class Watched:
         return sorted(seen[phase] for seen in self.first.values() if phase in seen)
 
     def forget(self) -> None:
-        """Discard all observations, so that awaited phases must be observed again."""
+        """Discard all recorded observations, so that later waits need new ones."""
         self.first.clear()
         self._numbers.clear()
 
     async def until_one(self, name: str, *phases: str, seconds: float) -> None:
-        """Wait until one object has reached any of some phases; raises the same errors as `until`."""
+        """Wait until an object has reached any of the given phases; raises errors as `until` does."""
         await self._until(
             lambda: any(phase in self.first.get(name, {}) for phase in phases),
             lambda: f"{name} was not {' or '.join(phases)}",
@@ -90,7 +90,7 @@ class Watched:
             raise SystemExit(f"{self._path}: {found()} after {seconds:g} s; is the machine busy?") from None
 
     async def _watch(self) -> None:
-        """Watch until cancelled; if the server ends the watch, continue where it ended."""
+        """Watch until cancelled; when the server ends a watch, continue from the last version."""
         version = "0"
         try:
             while True:
@@ -104,7 +104,7 @@ class Watched:
             self._changed.set()
 
     def _take(self, event: Mapping[str, Any]) -> str:
-        """Record an event; return the version from which the watch would continue."""
+        """Record a watch event and return the version at which a new watch would resume."""
         kind, item = event["type"], event["object"]
         if kind == "ERROR":
             raise RuntimeError(item.get("message", "an error without a message"))
@@ -126,13 +126,13 @@ class Watched:
 
 
 def _up(status: Mapping[str, Any]) -> int:
-    """Return how many replicas are running or completed, according to a job's status."""
+    """Return the number of running or completed replicas in a job's status."""
     return sum(int(status.get(role, "0/0").partition("/")[0]) for role in ("pservers", "trainers"))
 
 
 @dataclass(frozen=True)
 class Behind:
-    """The delay of statuses relative to the pods.
+    """How far statuses lag behind the pods.
 
     Attributes
     ----------
@@ -147,7 +147,7 @@ class Behind:
 
 
 def behind(ran: Mapping[str, Iterable[float]], said: Mapping[str, Said]) -> Behind:
-    """Compare the content of statuses with the pods.
+    """Compare statuses with the pods that they describe, and return their lag.
 
     Parameters
     ----------

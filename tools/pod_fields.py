@@ -1,4 +1,4 @@
-"""Writes the fields that a pod template may have: ``python -m tools.pod_fields`` (``make pod-fields``).
+"""Generates the list of fields that a pod template may have (``make pod-fields``).
 
 They come from the OpenAPI document of a real API server of the pinned version, started for it, and go to
 ``fleet_operator/manifests/pod_fields.json``, where ``fleetjob validate`` looks for typing errors without a
@@ -27,7 +27,7 @@ SCALARS = ("string", "integer", "number", "boolean")
 
 
 def render(version: str, openapi: Mapping[str, Any]) -> str:
-    """Return the text of the generated file.
+    """Return the content of the generated file.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ def _short(name: str) -> str:
 
 
 def main() -> int:
-    """Start an API server and write the file."""
+    """Start an API server and write the generated file."""
     with tempfile.TemporaryDirectory(prefix="pod-fields-") as folder:
         plane = ControlPlane(Path(folder) / "plane", nodes=0)
         plane.start()

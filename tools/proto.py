@@ -1,4 +1,4 @@
-"""Generates the control protocol's modules and their types, for ``make proto``.
+"""Generates the Python modules of the control protocol, with types (``make proto``).
 
 The compilers write into a module that it wants a protobuf and a gRPC at least as new as they are. What the
 modules do works with far older ones, which ``make test-oldest`` shows, so that these checks are left out:
@@ -23,7 +23,7 @@ CHECKS = {
 
 
 def generate(folder: Path) -> None:
-    """Write the modules to a folder.
+    """Write the generated modules to a folder.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The administrator of a test's control plane, who sends requests directly or through kubectl."""
+"""The administrator of a test's control plane, with full access to the API server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Administrator:
-    """Full access to one API server.
+    """Full access to an API server, by HTTP requests or kubectl.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class Administrator:
         self._token = token
 
     def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
-        """Run kubectl as the administrator; return its output or, if `check` is false, also its errors."""
+        """Run kubectl with full access; return its output, including errors if `check` is false."""
         ended = subprocess.run(
             [_kubectl(), "--kubeconfig", self.kubeconfig, *arguments],
             input=stdin,
@@ -63,7 +63,7 @@ class Administrator:
         *,
         content_type: str = "application/json",
     ) -> dict[str, Any]:
-        """Send a request as the administrator.
+        """Send an HTTP request with full access.
 
         Raises
         ------
@@ -94,7 +94,7 @@ class Administrator:
         return True
 
     def write_kubeconfig(self, path: Path, token: str, namespace: str = "default") -> Path:
-        """Write a kubeconfig with `token`."""
+        """Write a kubeconfig that authenticates with `token`."""
         ca = base64.b64encode(self.certificate.read_bytes()).decode()
         config = {
             "apiVersion": "v1",

@@ -1,4 +1,4 @@
-"""Certificates for tests, issued by a test authority with the openssl command."""
+"""Certificates for tests, issued by a test authority through the openssl command."""
 
 import subprocess
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ USAGES = "serverAuth,clientAuth"
 
 @dataclass(frozen=True)
 class Authority:
-    """A certificate authority with its key, in its own folder."""
+    """A certificate authority whose key and certificate are in one folder."""
 
     folder: Path
 
     @property
     def certificate(self) -> Path:
-        """The authority's certificate."""
+        """The path of the authority's certificate."""
         return self.folder / "authority.crt"
 
     def issue(
@@ -30,7 +30,7 @@ class Authority:
         days: int = 1,
         subject: str = "/CN=replica",
     ) -> Path:
-        """Write a certificate, its key and the authority's certificate to a folder, as cert-manager does.
+        """Write a new certificate, its key and the authority's certificate to a folder, like cert-manager.
 
         Parameters
         ----------
@@ -61,7 +61,7 @@ class Authority:
 
 
 def make_authority(folder: Path) -> Authority:
-    """Create an authority in a folder."""
+    """Create a certificate authority in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     made = Authority(folder)
     _openssl(

@@ -1,4 +1,4 @@
-"""Test cases for features of jobs that only a cluster has; they complete the table of behaviours.
+"""Test cases for features that jobs have only on a cluster, in addition to the shared behaviours.
 
 A case says what its pods and what is beside them look like on a cluster, and what `fleetjob run` says
 instead: it refuses the job by the field, or says once that it does not apply it. What takes time to
@@ -17,7 +17,7 @@ Manifest = dict[str, Any]
 
 @dataclass(frozen=True)
 class ClusterOnly:
-    """A job of two servers and two trainers (or only two trainers), and its expected outcome.
+    """A test case: a job of two servers and two trainers, or of two trainers, and its expected outcome.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class ClusterOnly:
 
 
 def filled(case: ClusterOnly, document: Manifest) -> Manifest:
-    """Return a case's job, with the case's additions in each template."""
+    """Return the job of a test case, with the case's additions in each pod template."""
     spec = _merged(document["spec"], case.spec)
     for holder in (spec, spec.get("pserver") or {}, spec["trainer"]):
         if "template" not in holder:
@@ -65,7 +65,7 @@ def _merged(one: Manifest, other: Manifest) -> Manifest:
 
 
 def holds(found: Any, wanted: Any) -> bool:
-    """Return whether an object contains the wanted one: all entries of maps, all members of lists."""
+    """Return whether an object contains all entries of another object, recursively."""
     if isinstance(wanted, dict):
         return isinstance(found, dict) and all(holds(found.get(key), each) for key, each in wanted.items())
     if isinstance(wanted, list):

@@ -1,4 +1,4 @@
-"""A process that has no free file descriptors."""
+"""Exhausts the file descriptors of this process."""
 
 import gc
 import os
@@ -11,7 +11,7 @@ __all__ = ["no_descriptor_left"]
 
 @contextmanager
 def no_descriptor_left() -> Iterator[None]:
-    """Open files until the system refuses."""
+    """Use up all file descriptors within the block."""
     gc.collect()  # what other tests have left would be closed meanwhile
     before, taken = resource.getrlimit(resource.RLIMIT_NOFILE), list[int]()
     highest = max(int(each) for each in os.listdir("/proc/self/fd"))  # noqa: PTH208 (no path is wanted)

@@ -32,7 +32,7 @@ class Block:
 
 @cache
 def blocks(page: str) -> tuple[Block, ...]:
-    """Return the blocks of a page such as ``docs/tables.md``, in order."""
+    """Return the code blocks of a page such as ``docs/tables.md``, in order."""
     text = (ROOT / page).read_text()
     found = []
     for fence in _FENCE.finditer(text):
@@ -43,7 +43,7 @@ def blocks(page: str) -> tuple[Block, ...]:
 
 
 def block(page: str, section: str, language: str = "python", position: int = 0) -> str:
-    """Return the code of a block: the first in its language below a heading, or the one at an index."""
+    """Return the code of one block on a page, selected by language and heading or by index."""
     found = [each.code for each in blocks(page) if (each.section, each.language) == (section, language)]
     assert position < len(found), f"{page} has {len(found)} blocks of {language} below {section!r}"
     return found[position]

@@ -1,4 +1,4 @@
-"""A loopback HTTP server that replaces the sites that publish programs."""
+"""A loopback HTTP server that stands in for the sites from which programs are downloaded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ELF = b"\x7fELF"
 
 
 class DownloadSite:
-    """Serves files by path, and simulates failed downloads.
+    """An HTTP server of files by path, which can also simulate failed downloads.
 
     Attributes
     ----------
@@ -74,7 +74,7 @@ class DownloadSite:
 
 
 def tar_gz(path: str, content: bytes) -> bytes:
-    """Return an archive that contains one file, inside folders."""
+    """Return a gzipped tar archive that contains one file inside folders."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
         member = tarfile.TarInfo(path)

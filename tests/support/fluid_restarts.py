@@ -1,4 +1,4 @@
-"""A built program with state on its trainers, as a replica of a job: a schedule, batch_norm and auc.
+"""A replica whose built program has state on its trainers: a schedule, batch_norm and auc.
 
 As a program, its arguments are the folder for results, the number of steps, those after which trainer 1
 waits to be killed and trainer 0 saves (0 for never), and the step after which the script sets the counter of
@@ -23,7 +23,7 @@ STATE = ("@LR_DECAY_COUNTER@", "mean", "variance")
 
 
 def build(*, adaptive: bool) -> tuple[Any, list[Any], Any]:
-    """Build the model; return its loss, the variables of auc's counts and its optimizer."""
+    """Build the model; return its loss, the variables that hold auc's counts, and the optimizer."""
     fluid.default_main_program().random_seed = fluid.default_startup_program().random_seed = 7
     x, y = fluid.layers.data(name="x", shape=[8]), fluid.layers.data(name="y", shape=[1], dtype="int64")
     hidden = fluid.layers.fc(input=x, size=16)
@@ -39,7 +39,7 @@ def build(*, adaptive: bool) -> tuple[Any, list[Any], Any]:
 
 
 def batch(step: int) -> dict[str, Any]:
-    """Return a step's batch, which is the same on all trainers so that their statistics are equal."""
+    """Return the batch of a step, which is the same on all trainers so that their statistics are equal."""
     random = np.random.default_rng(step)
     x = random.random((8, 8)).astype("float32")
     return {"x": x, "y": (x.sum(1, keepdims=True) > 4).astype("int64")}

@@ -29,7 +29,7 @@ _forks.set_forkserver_preload(["fleet_operator.startup", __name__])
 
 
 class ForkedOperator(OperatorProcess):
-    """An operator whose settings can be changed while it is not running."""
+    """A forked operator, whose settings can be changed between two runs."""
 
     clock_offset = timedelta()
     """The difference between its time of day and this machine's."""
@@ -57,11 +57,11 @@ class ForkedOperator(OperatorProcess):
         return _Forked(process)
 
     def start_at_once(self) -> None:
-        """Start the operator without waiting until it is ready."""
+        """Start the operator and return before it is ready."""
         self._process = self._spawn()
 
     def kill_at_once(self) -> None:
-        """Kill the operator without waiting for its end."""
+        """Kill the operator and return before it has ended."""
         self._running.kill()
 
 

@@ -86,7 +86,7 @@ os._exit(status)
 
 
 class ForkedPython:
-    """A program that is running or has ended, with the interface of `subprocess.Popen`.
+    """A program that runs in a forked process, with the interface of `subprocess.Popen`.
 
     Parameters
     ----------
@@ -134,7 +134,7 @@ class ForkedPython:
         return self._ended(0)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return the exit status; raise subprocess.TimeoutExpired if the program outlasts the timeout."""
+        """Wait for the end and return the exit status; raise subprocess.TimeoutExpired after a timeout."""
         status = self._ended(timeout)
         if status is None:
             raise subprocess.TimeoutExpired("python", timeout or 0)
@@ -170,7 +170,7 @@ class ForkedPython:
 
 @functools.cache
 def relay() -> dict[str, str]:
-    """Return the environment in which ``python`` and ``torchrun`` are forked, not started anew.
+    """Return an environment in which ``python`` and ``torchrun`` fork their program from a warm process.
 
     Linux only: the name of the forker's socket is no file's.
     """
@@ -185,7 +185,7 @@ def relay() -> dict[str, str]:
 
 
 def program_of(pid: int) -> int:
-    """Return the process id of the program that a ``python`` of `relay` had forked; of any other, its own."""
+    """Return the id of the process that a ``python`` of `relay` has forked; for others, `pid` itself."""
     try:
         return int((_relay_folder() / str(pid)).read_text())
     except FileNotFoundError:
@@ -194,7 +194,7 @@ def program_of(pid: int) -> int:
 
 @functools.cache
 def _relay_folder() -> Path:
-    """Return the folder with the programs of `relay`, where each writes which process it had forked."""
+    """Return the folder with the programs of `relay`, each of which records its forked process there."""
     folder = Path(tempfile.mkdtemp(prefix="relay-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
@@ -206,7 +206,7 @@ def _address(preloaded: Sequence[str]) -> str:
 
 @functools.cache
 def _forker(preloaded: Sequence[str]) -> socket.socket:
-    """Return the connection to this process's forker for these modules; closing it ends the forker."""
+    """Return the connection to the process that forks programs with these modules preloaded."""
     connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * LARGEST_REQUEST)
@@ -224,7 +224,7 @@ def _forker(preloaded: Sequence[str]) -> socket.socket:
 
 
 def _serve(requests: socket.socket, listener: socket.socket) -> dict[str, Any] | None:
-    """Fork a process for each request; return the request in that process, and None here at the end."""
+    """Fork for each request; return the request in the new process, or None here once requests end."""
     waiting = select.poll()
     for each in (requests, listener):
         waiting.register(each, select.POLLIN)
@@ -250,7 +250,7 @@ def _serve(requests: socket.socket, listener: socket.socket) -> dict[str, Any] |
 
 
 def _watched(request: dict[str, Any], output: int, errors: int, answers: int) -> dict[str, Any]:
-    """Fork again; return in the program's process, and exit in this one as soon as the program ends."""
+    """Fork the program's process and return in it; this process waits for its end and exits."""
     program = os.fork()
     if program == 0:
         os.close(answers)
@@ -270,7 +270,7 @@ def _watched(request: dict[str, Any], output: int, errors: int, answers: int) ->
 
 
 def _kill_with_its_relay(program: int, answers: int) -> None:
-    """Return when the program has ended, which is killed if nobody waits for its end any more."""
+    """Wait until the program has ended; kill it if its relay ends first."""
     waiting = select.poll()
     ended = os.pidfd_open(program)
     waiting.register(ended, select.POLLIN)
@@ -280,7 +280,7 @@ def _kill_with_its_relay(program: int, answers: int) -> None:
 
 
 def _become(request: dict[str, Any]) -> NoReturn:
-    """Run the requested program to its end."""
+    """Run the requested program in this process, and exit."""
     import numpy as np
 
     np.random.seed()  # noqa: NPY002 as in a process that has just started, no two have the same numbers
@@ -303,7 +303,7 @@ def _become(request: dict[str, Any]) -> NoReturn:
 
 
 def _run(what: str, *more: str) -> int:
-    """Run a script and report exceptions as Python does; return the exit status."""
+    """Run a script and return its exit status; exceptions are reported as Python reports them."""
     if what == "-u":
         del sys.argv[0]
         return _run(*more)

@@ -1,4 +1,4 @@
-"""FleetJobs for tests: valid ones, and a table of those that must be refused.
+"""FleetJobs for tests: valid manifests, and a table of manifests that must be rejected.
 
 ``fleetjob validate`` (`fleet_operator.api.parse_job`) and the API server read the same table: both must
 refuse each case, and both must name the field. The API server is asked with ``fieldValidation=Strict``, as
@@ -16,7 +16,7 @@ __all__ = ["INVALID", "VALID", "InvalidCase", "collective_manifest", "job", "man
 
 @dataclass(frozen=True)
 class InvalidCase:
-    """A manifest that is refused, and the location of the problem."""
+    """A manifest that must be rejected, and the location of the problem."""
 
     id: str
     manifest: Manifest

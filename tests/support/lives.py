@@ -1,4 +1,4 @@
-"""Whole lives of jobs, some at the same time, each with operators that are killed at some of their calls.
+"""Complete lives of jobs, partly concurrent, whose operators are killed at selected API calls.
 
 Each life has all of its own that an operator can tell apart: a namespace, which is all that its operator
 looks at, a Lease, and a proxy that counts its calls. What lives share is the control plane, none of whose
@@ -38,7 +38,7 @@ LEASE_SECONDS = 3600
 
 
 class Kill(NamedTuple):
-    """An operator is killed when the n-th call of a kind comes, or once that has been carried out.
+    """The moment at which an operator is killed: before or after its n-th API call of a kind.
 
     Calls are counted by kind, because those at the same time come in any order. The reads of each operator
     are counted, but the writes of the whole life that are carried out: a successor reads everything again,
@@ -51,14 +51,14 @@ class Kill(NamedTuple):
     carried_out: bool
 
     def __str__(self) -> str:
-        """Return the name of the test."""
+        """Return the id of the test case."""
         moment = "after" if self.carried_out else "before"
         return f"{moment}-{self.verb}-{self.resource.replace('/', '-')}-{self.number}"
 
 
 @dataclass
 class Story:
-    """The history of one namespace, as the witness observed it."""
+    """The history of one namespace, as the witness recorded it."""
 
     pods: dict[str, Manifest] = field(default_factory=dict)  # those that are there
     services: dict[str, Manifest] = field(default_factory=dict)  # likewise
@@ -76,17 +76,17 @@ class Story:
 
     @property
     def states(self) -> list[str]:
-        """The states that the job has passed through."""
+        """The states that the job has passed through, in order."""
         states = (status["state"] for status in self.statuses if "state" in status)
         return [state for state, _ in itertools.groupby(states)]
 
     def runs(self, state: str, attempts: Manifest) -> bool:
-        """Return whether the job has a state and runs exactly the given pods, each in the given attempt."""
+        """Return whether the job is in a state and exactly the given pods run, each in its given attempt."""
         found = {name: attempt(pod) for name, pod in self.pods.items() if is_running(pod)}
         return self.status.get("state") == state and found == attempts and set(self.pods) == set(attempts)
 
     def note(self, kind: str, item: Manifest) -> None:
-        """Record a watch event: its type and its object."""
+        """Record a watch event."""
         name, uid = item["metadata"]["name"], item["metadata"]["uid"]
         match item["kind"]:
             case "Pod":
@@ -114,7 +114,7 @@ class Story:
 
 
 class Witness:
-    """Watches all namespaces as the administrator, from before the first job on."""
+    """A watcher of all namespaces that records the history of every job."""
 
     def __init__(self, client: ApiServer) -> None:
         self.stories: defaultdict[str, Story] = defaultdict(Story)
@@ -134,7 +134,7 @@ class Witness:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Stop watching; fail if a watch ended early, because the history is then incomplete."""
+        """Stop watching; fail if a watch ended early, because the history would be incomplete."""
         ended = [task for task in self._tasks if task.done()]
         for task in self._tasks:
             task.cancel()
@@ -149,7 +149,7 @@ class Witness:
 
 @dataclass
 class Life:
-    """A life of a job with two servers and two trainers, one of which fails once.
+    """A test case: the life of a job with two servers and two trainers, one of which fails once.
 
     Attributes
     ----------
@@ -177,7 +177,7 @@ class Life:
 
 
 class Lifetime:
-    """Runs one life of a job.
+    """Runs the life of one job, and kills its operators as the test case requires.
 
     Parameters
     ----------
@@ -201,7 +201,7 @@ class Lifetime:
         self._watched, self._killed = asyncio.Event(), asyncio.Event()
 
     async def run(self) -> None:
-        """Run the life, from the operator's first call to the job's last."""
+        """Run the whole life of the job."""
         self._proxy.on_call, self._proxy.on_answer = self._on_call, self._on_answer
         async with self._proxy.running() as proxy:
             self._operator = ForkedOperator(
@@ -245,7 +245,7 @@ class Lifetime:
             self._life.told[event["reason"]] += event["count"]
 
     async def _until_watched(self) -> None:
-        """Wait until an operator has begun to watch jobs, the last part of its start-up."""
+        """Wait until an operator watches jobs, which completes its start-up."""
         try:
             async with asyncio.timeout(WAIT_SECONDS):
                 await self._watched.wait()
@@ -253,7 +253,7 @@ class Lifetime:
             raise AssertionError(f"no watch on jobs within {WAIT_SECONDS:g} s") from None
 
     async def _replace(self) -> None:
-        """Start another operator whenever one has been killed."""
+        """Start a new operator whenever one has been killed."""
         while True:
             await self._killed.wait()
             self._killed.clear()
@@ -303,7 +303,7 @@ class Lifetime:
 
 
 def _has_ended(seen: Story) -> bool:
-    """Return whether all pods are gone and the status reflects this."""
+    """Return whether all pods are gone and the status shows this."""
     active = sum(role["active"] for role in seen.status.get("roles", ()))
     return not (seen.pods or seen.services or active)
 

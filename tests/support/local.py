@@ -1,4 +1,4 @@
-"""Helpers for tests of local runs: jobs of small scripts, runs as real processes, and remaining processes."""
+"""Helpers for tests of local runs: small jobs, runs in real processes, and checks for survivors."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ time.sleep(300)
 
 
 class Lines:
-    """A display that stores the lines shown."""
+    """A display that stores the lines that it is given."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -83,11 +83,11 @@ class Lines:
         yield
 
     def refresh(self) -> None:
-        """Do nothing."""
+        """Do nothing, because there is nothing to redraw."""
 
 
 def survivors(mark: str) -> list[int]:
-    """Return the living processes that were started with `mark` in their environment."""
+    """Return the ids of running processes that have `mark` in their environment."""
     wanted = f"{MARK}={mark}".encode()
     found = []
     for entry in Path("/proc").iterdir():
@@ -113,7 +113,7 @@ def job_manifest(
     env: list[dict[str, Any]] | None = None,
     **spec: Any,
 ) -> dict[str, Any]:
-    """Return a job whose replicas run Python code; without `server`, it is a collective job."""
+    """Return a job whose replicas run the given Python code; without `server`, it is collective."""
 
     def template(source: str) -> dict[str, Any]:
         command = ["python", "-c", source]
@@ -133,7 +133,7 @@ def job_manifest(
 
 
 def forked(job: dict[str, Any]) -> dict[str, Any]:
-    """Have a job's Python programs forked from one that has imported torch; return the job.
+    """Return a job whose Python programs are forked from a process that has imported torch.
 
     For what a job does, not for how its processes start and end.
     """
@@ -153,7 +153,7 @@ def forked(job: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class LocalRun:
-    """Runs ``fleetjob run`` on a manifest or a file, as a separate process in its own folder."""
+    """A run of ``fleetjob run`` as a separate process in its own folder."""
 
     folder: Path
     manifest: Mapping[str, Any] | Path
@@ -199,28 +199,28 @@ class LocalRun:
 
     @property
     def stderr(self) -> str:
-        """The run's output on standard error so far."""
+        """The standard error of the run so far."""
         return (self.folder / "stderr").read_text()
 
     @property
     def stdout(self) -> str:
-        """The run's output on standard output so far."""
+        """The standard output of the run so far."""
         return (self.folder / "stdout").read_text()
 
     def wait(self, seconds: float = 100) -> int:
-        """Return the exit status."""
+        """Wait for the end of the run and return its exit status."""
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the run has not ended within {seconds} s:\n{self.stderr}") from None
 
     def result(self) -> dict[str, Any]:
-        """Return the JSON object on standard output."""
+        """Return the JSON object that the run has printed."""
         document: dict[str, Any] = json.loads(self.stdout)
         return document
 
     def says(self, text: str, seconds: float = 60) -> str:
-        """Wait for a line that contains `text`; return the line."""
+        """Wait for a line that contains `text`, and return the line."""
 
         def line() -> str | None:
             return next((line for line in self.stderr.splitlines() if text in line), None)
@@ -233,15 +233,15 @@ class LocalRun:
         return found
 
     def pid(self, replica: str, seconds: float = 60) -> int:
-        """Return the process id of a replica's latest life, once it has started."""
+        """Wait until a replica has started; return the id of its current process."""
         self.says(f"{replica} has started", seconds)
         lines = [line for line in self.stderr.splitlines() if f"{replica} has started" in line]
         return int(lines[-1].partition("process ")[2].partition(",")[0])
 
     def kill(self, replica: str, signum: int = signal.SIGKILL) -> None:
-        """Send a signal to a replica's main process."""
+        """Send a signal to the main process of a replica."""
         os.kill(program_of(self.pid(replica)), signum)
 
     def log(self, replica: str) -> str:
-        """Return a replica's output, without the headers of its lives."""
+        """Return the output of a replica, without the headers between its lives."""
         return without_times((self.logs / f"{replica}.log").read_text())

@@ -1,4 +1,4 @@
-"""A later build of the operator: a copy of the current one with a few changed lines.
+"""A simulated later build of the operator: a copy of the current one with a few changed lines.
 
 The copy fails if a line is not found, so that a change of the package cannot make the two builds equal.
 """
@@ -56,7 +56,7 @@ CHANGES = (
 
 
 class NextBuild:
-    """The later build of the operator.
+    """A copy of the operator that simulates a later build.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ class NextBuild:
             file.write_text(text.replace(before, after))
 
     def definition(self) -> str:
-        """Return the later build's CustomResourceDefinition."""
+        """Return the CustomResourceDefinition of the later build."""
         done = subprocess.run(
             [sys.executable, "-m", "fleet_operator.api.crd"],
             env={**os.environ, "PYTHONPATH": str(self.path)},

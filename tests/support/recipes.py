@@ -1,4 +1,4 @@
-"""The recipes in the documentation: named code blocks, for tests that run them."""
+"""Recipes from the documentation: named code blocks, for tests that run them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ BLOCK = re.compile(r"^<!-- run: (\S+) -->\n```\w+\n(.*?)^```$", re.MULTILINE | r
 
 
 def recipes() -> dict[str, str]:
-    """Return a page's blocks by name."""
+    """Return the recipes on a page by name."""
     return dict(BLOCK.findall(PAGE.read_text()))
 
 
 def written(folder: Path, name: str, **replaced: str) -> Path:
-    """Write a recipe to a folder, as a user would copy it; return the path.
+    """Write a recipe to a file in a folder, as a user would copy it; return the path.
 
     Parameters
     ----------

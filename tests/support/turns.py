@@ -1,4 +1,4 @@
-"""Test scheduling: tests run in several processes in parallel, but those marked `serial` run alone.
+"""Scheduling of tests: tests run in parallel processes, but those marked `serial` run alone.
 
 A test holds one lock for as long as it runs: together with others, or a serial one by itself. Who waits for
 that stands in a door that one at a time can pass, so that nobody goes before a serial test that waits. One
@@ -50,12 +50,12 @@ OWN_OPERATORS = (
 
 
 def is_serial(item: pytest.Item | None) -> bool:
-    """Return whether a test must run without other tests in parallel."""
+    """Return whether a test must run alone."""
     return item is not None and item.get_closest_marker("serial") is not None
 
 
 def arrange(items: list[pytest.Item], root: Path) -> None:
-    """Sort tests in the order in which they are handed out.
+    """Sort tests into the order in which they are scheduled.
 
     Serial tests come first: nothing is under way then that would have to stand still for them.
     """
@@ -70,7 +70,7 @@ def arrange(items: list[pytest.Item], root: Path) -> None:
 
 
 class Scheduler(LoadScopeScheduling):  # type: ignore[misc] # xdist has no types
-    """Hands out tests one by one; tests that share a resource go to the same process.
+    """A scheduler that assigns tests individually; tests that share a resource run in one process.
 
     Those of a unit are short, and handed out together.
     """
@@ -83,7 +83,7 @@ class Scheduler(LoadScopeScheduling):  # type: ignore[misc] # xdist has no types
 
 
 class Turns:
-    """The turns of this process among all processes that were given the same folder."""
+    """Locks, shared by all processes with the same folder, that decide which tests may run."""
 
     def __init__(self, folder: Path) -> None:
         self._door = (folder / "door").open("w")
@@ -92,7 +92,7 @@ class Turns:
 
     @contextmanager
     def turn(self, *, serial: bool, next_is_serial: bool) -> Iterator[None]:
-        """Wait for a test's turn, and hold it during the block."""
+        """Wait until a test may run, and hold its lock within the block."""
         if not self._alone:
             fcntl.flock(self._door, fcntl.LOCK_EX)
             fcntl.flock(self._room, fcntl.LOCK_EX if serial else fcntl.LOCK_SH)

@@ -1,4 +1,4 @@
-"""Installs the programs that tests and the Makefile use: a control plane, kwok, kubectl, helm and others.
+"""Installs programs that tests and the Makefile use: a control plane, kwok, kubectl, helm and others.
 
 `find` says where they are. A program in the folder that ``KUBEBUILDER_ASSETS`` names comes first, then one
 on ``PATH``, each only in a version that will do, then the user's cache. ``make assets`` fills that cache

@@ -1,4 +1,4 @@
-"""Builds programs from published Go modules at pinned versions."""
+"""Builds programs from published Go modules with pinned versions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TELL_SECONDS = 30.0
 def build(
     name: str, program: Program, to: Path, environ: Mapping[str, str], say: Callable[[str], None]
 ) -> None:
-    """Build a program into the file `to`, reporting progress every half minute.
+    """Build a program and write it to the file `to`; print progress every half minute.
 
     Raises
     ------
@@ -72,7 +72,7 @@ def build(
 
 
 def _output(process: subprocess.Popen[str], started: float, say: Callable[[str], None]) -> str:
-    """Wait for a build to end; return its output."""
+    """Wait for the end of a build and return its output."""
     while True:
         try:
             return process.communicate(timeout=TELL_SECONDS)[0]

@@ -36,7 +36,7 @@ PIECE_BYTES = 1 << 18
 
 
 class UnavailableError(Exception):
-    """A download failed; the message gives the reason."""
+    """A download failed for the reason that the message gives."""
 
 
 def download(name: str, program: Program, arch: str, sha256: str, to: Path) -> None:
@@ -68,7 +68,7 @@ def download(name: str, program: Program, arch: str, sha256: str, to: Path) -> N
 
 
 def fetch(url: str, file: Path) -> str:
-    """Download a URL to a file; return its SHA-256 digest, or raise `UnavailableError`."""
+    """Download a URL to a file and return its SHA-256 digest; raise `UnavailableError` on failure."""
     if problem := _no_connection(*_first_hop(url)):
         raise UnavailableError(problem)
     deadline = time.monotonic() + DOWNLOAD_SECONDS
@@ -91,7 +91,7 @@ def fetch(url: str, file: Path) -> str:
 
 
 def unpack(file: Path, member: str | None, to: Path) -> None:
-    """Extract the program from an archive, or use the file itself if `member` is None."""
+    """Extract the program from an archive; if `member` is None, the file itself is the program."""
     if member is None:
         file.replace(to)
         return
@@ -114,7 +114,7 @@ def _opened(archive: tarfile.TarFile, member: str) -> IO[bytes]:
 
 
 def _first_hop(url: str) -> tuple[str, int]:
-    """Return the host and port of a connection's first hop: the proxy if there is one, or else the server."""
+    """Return the host and port of a connection's first hop: a proxy if one is set, else the server."""
     parts = urlsplit(url)
     proxy = urllib.request.getproxies().get(parts.scheme)
     if proxy and not urllib.request.proxy_bypass(parts.netloc):
@@ -124,7 +124,7 @@ def _first_hop(url: str) -> tuple[str, int]:
 
 @functools.cache
 def _no_connection(host: str, port: int) -> str:
-    """Return why no connection to a host is possible in time, if so; checked once per host.
+    """Return why a host cannot be reached within the time limit, or None; each host is checked once.
 
     A thread, because a look-up of a name has no time limit of its own.
     """

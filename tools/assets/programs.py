@@ -1,4 +1,4 @@
-"""The programs: their versions, download addresses, and Go packages."""
+"""The programs that can be installed: their versions, download addresses and Go packages."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 class AssetError(Exception):
-    """A program cannot be installed; the message says what was tried and what to do."""
+    """A program cannot be installed; the message gives the attempts and the next step."""
 
 
 class MissingError(AssetError):
-    """A program is not installed, and this tool cannot install it."""
+    """A program is not installed and cannot be installed by this tool."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """A program: its accepted versions, the command that prints its version, and its sources.
+    """A program that can be installed, with its accepted versions and its sources.
 
     Attributes
     ----------
@@ -70,21 +70,21 @@ class Program:
     minutes: float = 0.5
 
     def url(self, arch: str) -> str:
-        """Return the URL of the official file for an architecture."""
+        """Return the URL of the program's official file for an architecture."""
         return self.download.format(version=self.version, arch=arch)
 
     def path_inside(self, arch: str) -> str | None:
-        """Return the program's path inside the official file, or None if the file is the program."""
+        """Return the program's path inside its archive, or None if the file is not an archive."""
         return self.member and self.member.format(version=self.version, arch=arch)
 
     @property
     def wanted(self) -> str:
-        """The leading components of the version that an installed program must have."""
+        """The leading version components that an installed program must have."""
         return ".".join(self.version.split(".")[: self.precision])
 
 
 def _kubernetes_flags() -> str:
-    """Return linker flags that set the version in ``kubectl version`` and the API server's /version."""
+    """Return linker flags that set the version reported by kubectl and by the API server."""
     major, minor, _ = KUBERNETES.split(".")
     stamps = {
         "gitVersion": f"v{KUBERNETES}",
@@ -187,7 +187,7 @@ USUAL = tuple(name for name, each in PROGRAMS.items() if not each.by_name)
 
 
 def program(name: str) -> Program:
-    """Return the program with the given name, or raise `AssetError`."""
+    """Return the program with the given name; raise `AssetError` for an unknown name."""
     if name not in PROGRAMS:
         raise AssetError(f"no such program: {name}; there are {', '.join(sorted(PROGRAMS))}")
     return PROGRAMS[name]

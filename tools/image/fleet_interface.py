@@ -1,4 +1,4 @@
-"""Makes gloo and NCCL use the interface of the pod's own address, with any training library.
+"""Makes gloo and NCCL use the network interface of the pod's own address.
 
 A pod on its node's network sees the node's bridges and the ends of other pods' links as well, and gloo and
 NCCL would take one by its name or its order. The operator tells such a pod its address, by which its peers
@@ -21,7 +21,7 @@ GET_ADDRESS = 0x8915
 
 
 def choose_interface() -> None:
-    """Set the variables that name the interface of the pod's address, unless they are set."""
+    """Set gloo's and NCCL's interface variables unless they are already set."""
     address = os.environ.get(ADDRESS)
     unset = [name for name in VARIABLES if name not in os.environ]
     if not (address and unset):
@@ -35,7 +35,7 @@ def choose_interface() -> None:
 
 
 def _interface_of(address: str) -> str | None:
-    """Return the interface that has an address; for IPv4, the first one."""
+    """Return the network interface with an address, which for IPv4 must be the interface's first one."""
     import socket  # here, as every start of Python comes by
 
     if ":" in address:

@@ -1,4 +1,4 @@
-"""Lets a Python program run as the first process of a container and still end on SIGTERM.
+"""Lets a Python program run as a container's first process and still end on SIGTERM.
 
 The kernel drops a signal to a container's first process unless that process has installed a handler for
 it, and a Python handler runs only between two bytecodes: never while torch is being loaded, nor in a
@@ -28,7 +28,7 @@ FORWARDED = frozenset(
 
 
 def step_aside() -> None:
-    """Continue in a child process if this is a container's first process; otherwise do nothing.
+    """Continue in a child process if this process is a container's first; otherwise do nothing.
 
     At a terminal nothing is done either: Ctrl-C already reaches the whole foreground there.
     """
@@ -37,7 +37,7 @@ def step_aside() -> None:
 
 
 def supervise() -> None:
-    """Fork and return in the child only; the parent exits with the child's exit status.
+    """Fork; return in the child, while the parent waits and exits with the child's status.
 
     A child that a signal ended gives 128 + the signal's number, as a shell does.
     """
@@ -58,7 +58,7 @@ def supervise() -> None:
 
 
 def _reap(child: int) -> int | None:
-    """Reap all processes that have ended; return the child's exit status if it is among them."""
+    """Reap all ended processes; return the child's exit status if the child is among them."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)

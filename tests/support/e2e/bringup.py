@@ -1,4 +1,4 @@
-"""A cluster for tests: the one that ``KUBECONFIG`` names, or else one created with kind for this run.
+"""The cluster of end-to-end tests: that of ``KUBECONFIG``, or one created with kind for this run.
 
 Making it is tried twice, because it depends on a busy machine's disks and networks; no test ever is.
 """
@@ -23,7 +23,7 @@ TRIES = 2
 
 @dataclass(frozen=True)
 class Programs:
-    """The paths of the programs that access clusters."""
+    """The paths of the programs that create and access clusters."""
 
     kubectl: Path
     helm: Path
@@ -32,7 +32,7 @@ class Programs:
 
 @contextlib.contextmanager
 def cluster(programs: Programs, folder: Path, environ: Mapping[str, str] = os.environ) -> Iterator[Path]:
-    """Yield the kubeconfig of a cluster that responds.
+    """Yield the kubeconfig of a cluster that is reachable.
 
     Raises
     ------

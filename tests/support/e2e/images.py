@@ -1,4 +1,4 @@
-"""The project's two images: building them, and loading them onto a cluster's nodes."""
+"""The project's two images: building them, and loading them onto the nodes of a cluster."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ LOAD_SECONDS = 1500.0
 
 @dataclass(frozen=True)
 class Images:
-    """The images' names in the cluster."""
+    """The names of the project's images in the cluster."""
 
     operator: str
     trainer: str
 
 
 def build(images: Images) -> None:
-    """Build both images like `make image`, with the environment's ``BASE_IMAGE`` and ``CA_BUNDLE``."""
+    """Build both images as `make image` does, with the environment's ``BASE_IMAGE`` and ``CA_BUNDLE``."""
     run_visibly(
         "make",
         "image",
@@ -75,7 +75,7 @@ def _kind_nodes() -> set[str]:
 
 
 def _load_into(node: str, image: str) -> None:
-    """Stream an image into a node's containerd, without writing an archive to disk."""
+    """Stream an image into containerd on a node, without an archive on disk."""
     if _is_on(node, image):
         return
     import_it = [
@@ -111,7 +111,7 @@ def _load_into(node: str, image: str) -> None:
 
 
 def _is_on(node: str, image: str) -> bool:
-    """Return whether the node has this exact image, identified by docker's ID in its manifest."""
+    """Return whether a node has this exact image, identified by its docker ID."""
     identity = run("docker", "image", "inspect", "--format", "{{.Id}}", image, timeout=60).strip()
     ctr = ("docker", "exec", node, "ctr", "-n", "k8s.io")
     for line in run(*ctr, "images", "ls", timeout=60).splitlines():

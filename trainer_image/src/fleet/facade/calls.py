@@ -402,8 +402,8 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
             raise ConfigurationError(_OTHER_FLEET[collective])
         if role.is_alone:
             _log.info(
-                "this process belongs to no job, so it trains alone, %s; to start several processes: fleetjob "
-                "run -f fleetjob.yaml, or python -m fleet.%s SCRIPT",
+                "this process belongs to no job, so it trains alone, %s; to start several processes: "
+                "fleetjob run -f fleetjob.yaml, or python -m fleet.%s SCRIPT",
                 *_ALONE[collective],
             )
             return _on_free_port(role)
