@@ -1,7 +1,7 @@
 """The systems of the single-trainer benchmark: plain PyTorch, DDP and fleet.
 
-ResNet-50, of the example, and 1,000 parameters of 8 or 64 numbers; on a GPU where there is one. Gradients are
-set to None, as ``zero_grad()`` does by default.
+The models are the example's ResNet-50, and one with 1,000 parameters of 8 or 64 numbers; they train on a GPU
+if there is one. Gradients are set to None, as ``zero_grad()`` does by default.
 """
 
 import runpy
@@ -17,7 +17,7 @@ __all__ = ["MODELS", "SMALL", "WAYS", "device", "num_samples", "trainer"]
 
 MODELS = {"resnet": "ResNet-50", "small": "1,000 small parameters"}
 WAYS = {"plain": "PyTorch alone", "ddp": "DistributedDataParallel", "fleet": "fleet.collective"}
-"""A system is called by both, as in resnetddp."""
+"""A system's name combines a model and a way, as in resnetddp."""
 
 _RESNET = Path(__file__).parents[1] / "examples" / "resnet50" / "model.py"
 SMALL = (8,) * 501

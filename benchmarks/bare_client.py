@@ -1,8 +1,8 @@
 """A minimal client that only creates the objects of jobs, as an upper bound for any operator.
 
-``python -m benchmarks.bare_client KUBECONFIG`` connects, prints ``ready``, and for each line of its input,
-``NAMESPACE NUM_JOBS SERVERS TRAINERS``, creates as fast as it can what an operator would: a Service, a
-NetworkPolicy and the pods of each job. A job without servers is a collective one.
+``python -m benchmarks.bare_client KUBECONFIG`` connects and prints ``ready``. For each line of input,
+``NAMESPACE NUM_JOBS SERVERS TRAINERS``, it creates the objects that an operator would create, as fast as
+possible: a Service, a NetworkPolicy and the pods of each job. A job without servers is collective.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ __all__ = ["NUM_PODS", "SMALL", "Size", "job_manifest", "main"]
 CONCURRENCY = 16
 NUM_REPLICAS = 2
 NUM_PODS = 2 * NUM_REPLICAS
-"""Pods of a job: two parameter servers and two trainers."""
+"""The number of pods of a job: two parameter servers and two trainers."""
 
 
 class Size(NamedTuple):
@@ -54,7 +54,7 @@ def job_manifest(name: str, namespace: str, size: Size = SMALL) -> dict[str, Any
     }
     pod: dict[str, Any] = {"containers": [container]}
     if size != SMALL:
-        # kwok deletes terminating pods by name; if it is late, it would delete the next pod of that name.
+        # kwok deletes terminating pods by name; a late deletion would hit the next pod with that name.
         pod["terminationGracePeriodSeconds"] = 0
     spec: dict[str, Any] = {
         "mode": "Collective",

@@ -13,9 +13,9 @@ HALVED = ("bf16", "ddphalf", "allreducehalf")
 """The systems that send bfloat16."""
 ALL_REDUCES = ("ddp", "ddphalf", "allreduce", "allreducehalf", "localsgd")
 EVERY_EIGHTH = ("localsgd",)
-"""The systems that exchange something after every eighth step only."""
+"""The systems that communicate only after every eighth step."""
 PROCESS_BYTES = 250_000_000
-"""What a process takes before it has a parameter."""
+"""The memory of a process without parameters."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def parse_cases(text: str) -> list[Case]:
     Raises
     ------
     ValueError
-        One is no case, cannot be measured, or stands there twice.
+        A case is malformed, cannot be measured, or occurs twice.
     """
     cases = [_case(part) for part in text.split(",")]
     if len(set(cases)) != len(cases):
@@ -66,9 +66,9 @@ def limit_seconds(system: str, case: Case, parameter_bytes: int) -> float:
         One of `benchmarks.systems.SYSTEMS`. Without communication the limit is 0.
     case : Case
     parameter_bytes : int
-        Those of the model, M. Every trainer sends M to the servers and receives M from them, both at once in
-        a full-duplex link; a server receives and sends its part of M for every trainer. In a ring of N every
-        member sends 2 (N - 1) / N x M.
+        The size M of the model. Every trainer sends M to the servers and receives M from them, at the same
+        time over a full-duplex link; a server receives and sends its part of M for every trainer. In a ring
+        of N trainers, each one sends 2 (N - 1) / N x M.
     """
     if system == "compute":
         return 0.0

@@ -1,9 +1,9 @@
 """Benchmarks the share of a step that a trainer spends on detecting changed gradients and parameters.
 
-``python -m benchmarks.change_checks`` trains a perceptron of a million parameters in 40 tensors on one
-parameter server and one trainer, in sync mode, one thread each. In the trainer it counts the time within all
-that takes marks of gradients and parameters and compares them, the counting included. The first steps, which
-compare everything, are left out. Run it with nothing else at work.
+``python -m benchmarks.change_checks`` trains a perceptron of a million parameters in 40 tensors with one
+parameter server and one trainer in sync mode, with one thread each. In the trainer it measures the time spent
+in the functions that mark gradients and parameters and compare the marks, including the overhead of
+measuring. The first steps, which compare everything, are excluded. Run it on an idle machine.
 """
 
 import argparse

@@ -1,10 +1,11 @@
 """Benchmarks how long a checkpoint stalls training, and its memory, compared with torch.save.
 
-``python -m benchmarks.checkpoint_stall`` trains the model of 25 million parameters with Adam (300 MB) on
-one parameter server and one trainer, in sync mode over loopback, and saves while it goes on. It prints how
-long ``fleet.save_check_point`` took to return, how long it was until the manifest was durable, the steps made
-meanwhile, and how far the server's peak of memory rose. The same state is then saved by ``torch.save`` and
-``fsync`` in one process, which waits for it. Run it with nothing else at work: everything shares the cores.
+``python -m benchmarks.checkpoint_stall`` trains the model of 25 million parameters with Adam (300 MB of
+state) on one parameter server and one trainer, in sync mode over loopback, and saves checkpoints during
+training. It prints the time until ``fleet.save_check_point`` returned, the time until the manifest was
+durable, the number of steps in between, and the increase of the server's peak memory. The same state is then
+saved by ``torch.save`` and ``fsync`` in one process, which waits for the result. Run it on an idle machine,
+because all processes share the cores.
 """
 
 import argparse
@@ -96,7 +97,7 @@ def _fleet_process(folder: str, saves: int, server: int) -> dict[str, Any]:
     for number in range(saves):
         alone = [_step(model, optimizer, data) for _ in range(STEPS)]
         now = _begin_peak(server)
-        before = before or now  # what is given back stays with the process for the next save
+        before = before or now  # the process keeps freed memory for the next save
         began = time.perf_counter()
         fleet.save_check_point(folder)
         stall = time.perf_counter() - began

@@ -1,9 +1,9 @@
 """Benchmarks collective training against DistributedDataParallel on gloo, in steps per second.
 
-``python -m benchmarks.collective --json`` trains one model of 25 million parameters with every system, by two
-trainers and by four, in interleaved rounds as `benchmarks.dense_sync` does: ratios are taken within a round.
-With ``--small`` the model has 1,000 parameters of 8 or 64 numbers: what is done for each of them counts then.
-With ``--alone`` it tells instead what a step of one trainer by itself takes, beside PyTorch's alone.
+``python -m benchmarks.collective --json`` trains a model of 25 million parameters with every system, with two
+and with four trainers, in interleaved rounds as in `benchmarks.dense_sync`; ratios are computed within a
+round. With ``--small``, the model has 1,000 parameters of 8 or 64 numbers, so that the cost per parameter
+dominates. With ``--alone``, the benchmark instead compares a step of a single trainer with plain PyTorch.
 """
 
 import argparse
@@ -32,7 +32,7 @@ BATCHES = (64, 1)
 WARM_UP_STEPS = 4
 
 Rounds = dict[int, dict[str, list[float]]]
-"""Steps per second: by size of the batches and by system, those of each round."""
+"""Steps per second of each round, by batch size and by system."""
 
 
 def run(shape: Shape, systems: Sequence[str], batches: Sequence[int], rounds: int, steps: int) -> Rounds:
@@ -84,7 +84,7 @@ def run_alone(model: str, rounds: int, steps: int) -> dict[str, list[float]]:
     """Measure training with one trainer, each way once per round; return the milliseconds per step."""
     running = {way: Running(f"{model}{way}", Shape(0, 1, ())) for way in alone_systems.WAYS}
     measured: dict[str, list[float]] = {way: [] for way in running}
-    sizes = [MAX_BATCH] * rounds  # each has a batch of its own
+    sizes = [MAX_BATCH] * rounds  # each trainer has its own batch
     for number, of_round in enumerate(interleave(running, sizes, steps, WARM_UP_STEPS, Running.measure)):
         for way, one in of_round.items():
             measured[way].append(one.seconds / steps * 1e3)
@@ -164,7 +164,7 @@ def read_options() -> tuple[argparse.Namespace, list[str], list[int], list[int]]
 def main() -> None:
     """Run the benchmark with the command line's options."""
     options, systems, batches, trainers = read_options()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that every process is ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # to end all processes
     summaries = []
     widths = alone_systems.SMALL if options.small else WIDTHS
     for model in alone_systems.MODELS if options.alone else ():

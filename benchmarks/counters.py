@@ -65,7 +65,7 @@ class Trace:
     ----------
     file : text file
     interface : str
-        That of every host.
+        The name of the interface, which is the same on every host.
     """
 
     COLUMNS = ("case", "system", "round", "seconds", "host", "sent_mbit_per_s", "received_mbit_per_s")
@@ -82,7 +82,7 @@ class Trace:
         Parameters
         ----------
         pids : mapping of str to int
-            The processes by the name of their host, each in a namespace of its own.
+            One process of each host, by host name; each host is a separate namespace.
         *about : object
             The case, the system and the round.
         """
@@ -100,7 +100,7 @@ class Trace:
         self, pids: Mapping[str, int], before: dict[str, Link], about: tuple[object, ...], ended: Event
     ) -> None:
         began = time.perf_counter()
-        with suppress(OSError):  # a process has ended: who waits for its answer tells it
+        with suppress(OSError):  # a process has ended, which the code that waits for its answer reports
             is_last = False
             while not is_last:
                 is_last = ended.wait(SAMPLE_SECONDS)

@@ -1,9 +1,9 @@
 """Benchmarks a click-through-rate model in samples per second, with several numbers of trainers.
 
-``python -m benchmarks.ctr --json`` trains what ``examples/ctr`` does, on batches of 1000 that are drawn and
-not read: by one process with PyTorch alone, and by 1, 2 and 4 trainers with one parameter server, each with
-batches of its own. Systems take turns in interleaved rounds, as in `benchmarks.sparse`, and ratios are
-taken within one. Each process has one torch thread.
+``python -m benchmarks.ctr --json`` trains the model of ``examples/ctr`` on random batches of 1000 samples:
+with plain PyTorch in one process, and with 1, 2 and 4 trainers and one parameter server, where each trainer
+has its own batches. The systems are measured in interleaved rounds, as in `benchmarks.sparse`, and ratios are
+computed within a round. Each process has one torch thread.
 """
 
 import argparse
@@ -26,7 +26,7 @@ BATCH = 1000
 WARM_UP_STEPS = 5
 
 Rounds = dict[str, list[float]]
-"""Samples a second of each round; by system, and after a hyphen its number of trainers."""
+"""Samples per second of each round, by system and number of trainers, joined by a hyphen."""
 
 
 def run(systems: Sequence[str], trainers: Sequence[int], rounds: int, steps: int) -> Rounds:
@@ -94,7 +94,7 @@ def main() -> None:
         parser.error(f"--trainers is {options.trainers!r}; expected numbers of 1 or more, each once")
     if options.rounds < 1 or options.steps < 1:
         parser.error(f"--rounds is {options.rounds} and --steps {options.steps}; expected 1 or more")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that every process is ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # to end all processes
     summary = report(
         run(systems, [int(each) for each in trainers], options.rounds, options.steps), options.steps
     )

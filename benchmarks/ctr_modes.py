@@ -1,10 +1,10 @@
 """Compares the model quality of ``examples/ctr`` in each mode with single-process training.
 
-``python -m benchmarks.ctr_modes`` writes files of Criteo's format whose truth is known, and trains the
-example on them by ``fleet.launch_ps`` with two parameter servers and two trainers, once in each mode. Its
-twin has the same lines in batches of the same size, in the sync mode in batches of all trainers' together.
-What counts is the area under the ROC curve on lines of their own: in modes without a barrier that of the
-trainer that ends last, which has seen all that the others have sent.
+``python -m benchmarks.ctr_modes`` writes files in Criteo's format with a known ground truth, and trains the
+example on them with ``fleet.launch_ps``, two parameter servers and two trainers, once in each mode. For
+comparison, a single process trains on the same lines with the same batch size; for sync mode, with the
+combined batches of all trainers. The result is the area under the ROC curve on separate test lines. In modes
+without a barrier, it is that of the trainer that finishes last, whose values include all updates.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """The systems of the click-through-rate benchmark, which train the same model.
 
-Batches are drawn, so that nothing is read or parsed: ids as in `benchmarks.sparse_systems`, 13 counts and a
-label beside them. Layers and rows are stepped with Adam, those of rows that have a gradient.
+Batches are random, so that nothing is read or parsed: ids as in `benchmarks.sparse_systems`, 13 counts and a
+label. Adam updates the layers, and the rows that have a gradient.
 """
 
 from itertools import count

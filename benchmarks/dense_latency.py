@@ -1,8 +1,9 @@
 """Benchmarks the latency of a synchronous step of a tiny model, which mostly communicates.
 
 ``python -m benchmarks.dense_latency --json`` prints the median and the 99th percentile of a step with two
-trainers and two servers beside torch.distributed.rpc, which take turns as in `benchmarks.dense_sync`.
-``--grid`` prints how they grow with 1, 2, 4 and 8 trainers and 1, 2 and 4 servers, one after the other.
+trainers and two servers, for fleet and for torch.distributed.rpc, in interleaved rounds as in
+`benchmarks.dense_sync`. ``--grid`` measures 1, 2, 4 and 8 trainers with 1, 2 and 4 servers, one combination
+after another.
 """
 
 import argparse
@@ -89,8 +90,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.rounds < 1 or options.steps < 2:
         parser.error(f"--rounds is {options.rounds} and --steps {options.steps}; expected 1 and 2 or more")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that every process is ended
-    if options.grid:  # one after the other: at once they are more processes than 24 GB hold
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # to end all processes
+    if options.grid:  # one after another, because all processes together exceed 24 GB
         measured: dict[str, list[tuple[float, float]]] = {}
         for name, shape in GRID.items():
             say(f"{name} (servers x trainers)")

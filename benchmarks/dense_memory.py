@@ -1,10 +1,10 @@
 """Benchmarks the memory overhead of dense training on servers and trainers.
 
 ``python -m benchmarks.dense_memory --json`` trains the model of 25 million parameters with two trainers, or
-as many as ``--trainers`` says. It prints the peak of each process once everybody has begun: of a server
-without what a process with nothing but the imports has, of a trainer without what one with the same imports
-has that only computes. Synchronously over TCP and through shared memory, each page of which counts in equal
-parts for the processes that have it mapped, and asynchronously over TCP.
+with the number set by ``--trainers``. It prints the peak memory of each process during steps. For a server,
+the memory of a process that only has the same imports is subtracted; for a trainer, that of a trainer that
+has the same imports and only computes. It measures synchronous training over TCP and through shared memory,
+where a page counts in equal parts for the processes that map it, and asynchronous training over TCP.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def peaks(running: Running) -> list[int]:
         running.await_ready()
         running.measure(STEPS)
         for pid in running.pids.values():
-            Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak begins anew
+            Path(f"/proc/{pid}/clear_refs").write_text("5")  # resets the peak
         running.measure(STEPS)
         return [_peak(pid) for pid in running.pids.values()]
     finally:
@@ -64,14 +64,14 @@ def report(
     Parameters
     ----------
     system : str
-        Which of `TRANSPORTS`.
+        One of `TRANSPORTS`.
     num_servers : int
     ours : sequence of int
-        The peaks of our servers and trainers.
+        The peak memory of fleet's servers and trainers.
     computing : int
-        That of a trainer that only computes, with the same imports.
+        The peak memory of a trainer that has the same imports and only computes.
     imports : int
-        That of a process that has only imported.
+        The peak memory of a process that only has the same imports.
     """
     servers, trainers = ours[:num_servers], ours[num_servers:]
     held = PARAMETER_BYTES / num_servers
@@ -122,7 +122,7 @@ def main() -> None:
     parser.add_argument("--trainers", type=int, default=2)
     parser.add_argument("--systems", default=",".join(TRANSPORTS), help=f"of {', '.join(TRANSPORTS)}")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that every process is ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # to end all processes
     summary = run(options.trainers, options.systems.split(","))
     if options.json:
         print(json.dumps(summary))

@@ -1,12 +1,12 @@
 """Benchmarks network-bound dense synchronous training against DistributedDataParallel.
 
-``python -m benchmarks.dense_network --json`` gives every process a host of its own, a network namespace, and
-limits each host's link in both directions. A system is compared with the least time that the links allow it:
-with parameters of M bytes and links of B bytes a second a step takes M/B with as many servers as trainers,
-2 M/B with half as many, and 2 (N - 1) / N x M/B in the ring of an all-reduce between N trainers. Systems take
-turns in interleaved rounds, as in `benchmarks.dense_sync`; each round has one step more than it counts, so
-that a step which leaves something to the next one does not leave it to nobody. It needs root and iproute2,
-and removes all that it makes.
+``python -m benchmarks.dense_network --json`` runs each process on its own host, a network namespace, and
+limits each host's link in both directions. A system is compared with the minimum time that the links allow:
+with parameters of M bytes and links of B bytes per second, a step takes M/B with as many servers as trainers,
+2 M/B with half as many servers, and 2 (N - 1) / N x M/B for a ring all-reduce between N trainers. The systems
+are measured in interleaved rounds, as in `benchmarks.dense_sync`; each round has one uncounted step at its
+end, which finishes work that the previous step has deferred. The benchmark needs root and iproute2, and
+removes everything that it creates.
 """
 
 import argparse
@@ -54,13 +54,13 @@ class Round:
     """The measurements of one system in one round."""
 
     seconds: float
-    """What a step took."""
+    """The time of a step."""
     segments: Segments
-    """What TCP sent in all of its steps, on every host."""
+    """The TCP segments of all steps, summed over the hosts."""
 
 
 Rounds = dict[str, list[Round]]
-"""By system, those of each round."""
+"""The measurements of each round, by system."""
 
 
 def run(
@@ -191,7 +191,7 @@ def main() -> None:
     options, cases, systems, widths = read_options()
     if (unmet := unmet_needs()) is not None:
         raise SystemExit(f"benchmarks.dense_network: {unmet}")
-    for number in (signal.SIGINT, signal.SIGTERM):  # so that every process is ended, and the network removed
+    for number in (signal.SIGINT, signal.SIGTERM):  # to end all processes and remove the network
         signal.signal(number, lambda received, _: sys.exit(128 + received))
     if (left := report_leftovers()) is not None:
         say(left)

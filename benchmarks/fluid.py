@@ -1,9 +1,9 @@
 """Benchmarks a step of the quick start's model, built with fluid's layers or with torch.nn.
 
-``python -m benchmarks.fluid --json`` runs both as programs by an executor: in one process, and with one
-trainer and one server in the mode sync. The systems take turns, in rounds whose order changes, and the ratios
-are within each round: of the median time of a step, and of the processor time of all processes, which other
-work on the machine disturbs less. The goal is at most 1.3.
+``python -m benchmarks.fluid --json`` runs both models as programs with an executor: in one process, and with
+one trainer and one server in sync mode. The systems are measured in rounds with varying order. Ratios are
+computed within each round, of the median time of a step and of the processor time of all processes, which is
+less sensitive to other load. The goal is a ratio of at most 1.3.
 """
 
 import argparse
@@ -23,7 +23,7 @@ __all__ = ["main"]
 WARM_UP_STEPS: Final = 100
 SHAPES: Final = {"local": Shape(0, 1), "1+1": Shape(1, 1)}
 SYSTEMS: Final = ("layers", "module")
-"""The model built from fluid's layers, and the same model as a module of torch.nn."""
+"""The model built with fluid's layers, and the same model as a torch.nn module."""
 KINDS: Final = ("step", "processor")
 
 
@@ -92,7 +92,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.rounds < 1 or options.steps < 1:
         parser.error(f"--rounds is {options.rounds} and --steps {options.steps}; expected 1 or more")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that every process is ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # to end all processes
     summary = report(run(options.rounds, options.steps), options.steps)
     if options.json:
         print(json.dumps(summary))

@@ -1,7 +1,7 @@
 """The systems of `benchmarks.fluid`: the quick start's model with fluid's layers or torch.nn.
 
-Both are programs that an executor runs, feeds and fetches a loss from. Without servers they train in one
-process; with servers, a transpiled program trains in a job of the mode sync.
+Both models are programs that an executor runs. Without servers they train in one process; with servers, the
+transpiled program trains in a job in sync mode.
 """
 
 from typing import Any, Final

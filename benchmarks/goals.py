@@ -19,7 +19,7 @@ RESTART_SECONDS_AT_5000 = 30
 LARGE_RUNNING_RATIO = 0.75
 LARGE_HALT_SECONDS = 0.1
 LARGE_RSS_MIB = 110
-RENEWAL_SECONDS = 10  # for so long the holder of the Lease counts on it without a renewal
+RENEWAL_SECONDS = 10  # how long the holder keeps the Lease without a renewal
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ def judge(
     Parameters
     ----------
     bursts, idle : mapping
-        What was measured, by the number of jobs, as the benchmark prints it.
+        The measurements by number of jobs, as the benchmark prints them.
     large : mapping, optional
-        What was measured of large jobs, by their size.
+        The measurements of large jobs by size.
     """
     verdicts = [each for size, found in bursts.items() for each in _of_burst(int(size), found)]
     verdicts += [each for size, found in idle.items() for each in _of_idle(int(size), found)]
@@ -72,7 +72,7 @@ def _of_burst(size: int, found: Mapping[str, Any]) -> Iterator[Verdict]:
 def _of_idle(size: int, found: Mapping[str, Any]) -> Iterator[Verdict]:
     jobs = f"{size} idle jobs"
     yield _at_most(f"{jobs}: API calls in a minute", found["calls"], 0)
-    if size >= 1000:  # fewer are outweighed by what connections and caches take
+    if size >= 1000:  # with fewer jobs, connections and caches dominate
         yield _at_most(f"{jobs}: KiB a job", found["kib_per_job"], KIB_PER_JOB)
     yield _at_most(f"{jobs}: writes after a restart", found["restart_writes"], 0)
     if size <= 1000:

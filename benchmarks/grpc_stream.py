@@ -1,8 +1,8 @@
 """A hand-written parameter server on grpcio's bidirectional streams, as a typical alternative.
 
-Tuned as far as grpcio allows: raw bytes without a serializer, one stream per trainer and server, pieces of
-2 MB so that sending, summing and receiving overlap, gradients that leave during the backward pass, and a
-channel that asks for throughput.
+It is tuned as far as grpcio allows: raw bytes without a serializer, one stream per trainer and server, pieces
+of 2 MB so that sending, summing and receiving overlap, gradients that are sent during the backward pass, and
+channels that are optimized for throughput.
 """
 
 import itertools

@@ -1,11 +1,11 @@
 """Kills replicas of training jobs at random, and checks that results stay bitwise equal.
 
 ``python -m benchmarks.kills --json`` trains a small model synchronously with two parameter servers and two
-trainers, once undisturbed and then in jobs of which it kills replicas, servers and trainers, at random steps
-and random moments within them, 200 for each of SGD, momentum and Adam. A trainer comes back under a higher
-attempt; where a server is killed the whole job starts anew from its last checkpoint, as the operator starts
-it. Each job must end well, on every trainer with the digest of the undisturbed one. A trainer has come back
-to a half-made step where some blocks had made it and others had not.
+trainers, once without interruption and then in jobs whose servers and trainers it kills at random steps and
+at random moments within them: 200 kills for each of SGD, momentum and Adam. A killed trainer restarts with a
+higher attempt. If a server is killed, the whole job restarts from its last checkpoint, as under the operator.
+Each job must succeed, and every trainer must end with the digest of the uninterrupted job. A trainer resumes
+in a half-made step if some blocks had completed the step and others had not.
 """
 
 import argparse
@@ -33,11 +33,11 @@ SCRIPT = ROOT / "tests" / "runtime" / "parameter_server" / "scripts" / "kills.py
 OPTIMIZERS = ("sgd", "momentum", "adam")
 SERVERS = TRAINERS = 2
 PAUSE_SECONDS = 0.002
-"""Between two gradients of a step, so that a good part of the kills come there."""
+"""The pause between two gradients of a step, so that many kills happen there."""
 STEPS_PER_KILL = 8
 SAVE_EVERY = 5
 WITHIN_SECONDS = 0.03
-"""A kill comes so long after its step was made, or earlier."""
+"""The maximum time between the completion of a step and the kill."""
 PATIENCE_SECONDS = 120.0
 
 
@@ -48,11 +48,11 @@ class Outcome:
     Attributes
     ----------
     digests : set of str
-        Of what its trainers have ended with.
+        The digests of the trainers' final parameters.
     killed : Counter
-        How many servers and trainers were killed at random.
+        The numbers of servers and trainers that were killed.
     half_made : int
-        How often a trainer came back to a step that some blocks had made.
+        The number of trainer restarts in a step that only some blocks had completed.
     """
 
     digests: set[str] = field(default_factory=set)
@@ -80,7 +80,7 @@ class _Lives:
         self.trainers = [self._trainer(index) for index in range(TRAINERS)]
 
     def kill(self, chance: random.Random) -> str:
-        """Kill a random replica and restart what the operator would; return its kind, or "" if it had ended."""
+        """Kill a random replica and restart what the operator would; return its kind, "" if it had ended."""
         victim = chance.choice([*self.servers, *self.trainers])
         if victim.process.poll() is not None:
             return ""
@@ -129,21 +129,21 @@ def train(folder: Path, optimizer: str, steps: int, kills_at: Sequence[int] = ()
     Parameters
     ----------
     folder : Path
-        For its logs and its checkpoints.
+        The folder of the job's logs and checkpoints.
     optimizer : str
         One of `OPTIMIZERS`.
     steps : int
     kills_at : sequence of int
-        In ascending order.
+        The steps after which a replica is killed, in ascending order.
     seed : int
-        Of whom it hits, and when.
+        The seed for the choice of replicas and moments.
 
     Raises
     ------
     AssertionError
-        A replica has not ended well; the message has its log.
+        A replica has failed; the message contains its log.
     """
-    chance, outcome = random.Random(seed), Outcome()  # noqa: S311 (whom it hits)
+    chance, outcome = random.Random(seed), Outcome()  # noqa: S311 (not used for secrets)
     environ = {
         "OPTIMIZER": optimizer,
         "PAUSE": str(PAUSE_SECONDS if kills_at else 0.0),
@@ -190,7 +190,7 @@ def run(kills: int, per_job: int, optimizers: Sequence[str], seed: int) -> dict[
     """Kill the given number of replicas in jobs with each optimizer; return a summary of the outcomes."""
     folder = Path(tempfile.mkdtemp(prefix="fleet-kills-"))
     rows = []
-    chance = random.Random(seed)  # noqa: S311 (when it hits)
+    chance = random.Random(seed)  # noqa: S311 (not used for secrets)
     steps = STEPS_PER_KILL * (per_job + 1)
     for optimizer in optimizers:
         expected = train(_made(folder / f"{optimizer}-undisturbed"), optimizer, steps).digests
@@ -253,7 +253,7 @@ def main() -> None:
     parser.add_argument("--optimizers", default=",".join(OPTIMIZERS), help=f"of {', '.join(OPTIMIZERS)}")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that every process is ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # to end all processes
     summary = run(options.kills, options.per_job, options.optimizers.split(","), options.seed)
     if options.json:
         print(json.dumps(summary))

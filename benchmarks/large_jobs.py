@@ -1,7 +1,7 @@
 """Benchmarks jobs with many pods: start-up time, and the operator's stalls, memory and Lease.
 
-Each size is made by the bare client and by the operator, as the bursts of small jobs are. Then eight
-collective jobs of 200 trainers lose one trainer each at one moment, and restart.
+Jobs of each size are created by the bare client and by the operator, like the bursts of small jobs. Then
+eight collective jobs of 200 trainers lose one trainer each at the same time, and restart.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ RESTARTING = Size(servers=0, trainers=200)
 NUM_RESTARTING = 8
 RESTARTS = f"{NUM_RESTARTING}-restarts-of-200"
 CASES = (*SIZES, RESTARTS)
-"""What can be measured, each by itself."""
+"""The cases, each of which can be measured separately."""
 MOST_PODS = max(*(each.pods for each in SIZES.values()), NUM_RESTARTING * RESTARTING.pods)
 
 MIB = 2**20
@@ -57,13 +57,13 @@ async def large(
     Parameters
     ----------
     plane : OperatedPlane
-        With an operator that samples itself.
+        The control plane, whose operator must sample itself.
     num_small : int
-        How many small jobs there are from the beginning on.
+        The number of small jobs that are running throughout.
     cases : sequence of str
-        Of `CASES`.
+        The cases to measure, from `CASES`.
     tell : callable
-        Called with a line at the end of each part, which may take minutes.
+        Called with a line of text after each part; a part may take minutes.
     """
     found: dict[str, Any] = {"small_jobs": num_small}
     if not num_small:

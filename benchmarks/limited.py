@@ -18,7 +18,7 @@ import numpy as np
 __all__ = ["PROGRAM_BYTES", "Cgroup", "Process", "anonymous_bytes", "random_reads"]
 
 PROGRAM_BYTES: Final = 32 << 20
-"""Memory for pages of programs, and for the system's tables of files and addresses."""
+"""Memory for program pages, and for the kernel's tables of files and addresses."""
 _READ_SECONDS: Final = 2.0
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 
@@ -31,7 +31,7 @@ class Process:
     arguments : sequence of str
         The module and its arguments.
     group : Cgroup, optional
-        The group that the process starts in.
+        The control group in which the process starts.
     """
 
     def __init__(self, arguments: Sequence[str], group: "Cgroup | None" = None) -> None:
@@ -40,7 +40,7 @@ class Process:
         if group is not None:
             group.add(self._process.pid)
         self.last: dict[str, float] = {}
-        """The figures of the last turn."""
+        """The measurements of the last turn."""
         self.bytes = 0
         """Anonymous memory after the last turn, in bytes."""
 

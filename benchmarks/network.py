@@ -1,8 +1,8 @@
 """A simulated network with limited links: network namespaces as hosts, joined by a bridge.
 
-A link's limit is a token bucket (tc tbf) at each end: for what the host sends and for what it receives,
-so that both directions carry the full rate at once, as a switch's port does. All interfaces are made inside
-the namespaces, whose names carry this process's id: who removes the namespaces has removed everything.
+A link is limited by a token bucket (tc tbf) at each end, one for each direction, so that both directions
+carry the full rate at the same time, as on a switch port. All interfaces are created inside the namespaces,
+whose names contain this process's id, so that removing the namespaces removes everything.
 """
 
 import os
@@ -21,10 +21,10 @@ PREFIX = "fleetbench-"
 MAX_HOSTS = 250
 INTERFACE = "eth0"
 FIRST_PORT = 20000
-"""Below the ports that connections go out from, so that these are free on every host."""
+"""Below the range of ephemeral ports, so that these ports are free on every host."""
 BUCKET = "burst 192kb limit 1500kb"
-"""How many bytes may leave at once and how many may wait, 3.9 and 31 ms at 400 Mbit/s; more are dropped, as
-in a switch, and TCP sends them again."""
+"""The bytes that may be sent in a burst and the bytes that may queue: 3.9 and 31 ms at 400 Mbit/s. Excess
+packets are dropped, as in a switch, and TCP retransmits them."""
 
 
 def unmet_needs() -> str | None:
@@ -108,7 +108,7 @@ def network(num_hosts: int, mbit_per_second: int) -> Iterator[Network]:
     num_hosts : int
         At most 250.
     mbit_per_second : int
-        What a link carries in each direction.
+        The rate of a link in each direction.
     """
     made = Network()
     try:

@@ -23,13 +23,13 @@ from tests.support.operator_process import CRD, NAMESPACE, OperatorProcess, inst
 __all__ = ["JOBS", "PODS", "SLOW_SECONDS", "OperatedPlane", "Used", "submit"]
 
 SLOW_SECONDS = 3600.0
-"""The time limit of every wait, which only a fault exceeds, not a machine that has other work as well."""
+"""The time limit of every wait; even a busy machine stays below this unless there is a fault."""
 
 AT_REST_CORES = 0.25
 """The maximum CPU use of a control plane at rest."""
 
 AT_REST_SECONDS = 2
-"""How long it must not exceed that."""
+"""The time for which the CPU use must stay below the limit."""
 
 SUBMITTED_AT_ONCE = 16
 PODS_OF_A_NODE = 200
@@ -52,11 +52,11 @@ class OperatedPlane:
     Parameters
     ----------
     folder : Path
-        Where logs and data go.
+        The folder of logs and data.
     num_pods : int
-        How many pods there are at most at one time.
+        The maximum number of pods at a time.
     sampled : bool
-        Whether the operator samples itself, which takes a hundredth of a core.
+        True if the operator samples itself, which takes a hundredth of a core.
     """
 
     def __init__(self, folder: Path, *, num_pods: int, sampled: bool = False) -> None:
@@ -145,9 +145,9 @@ class OperatedPlane:
         ----------
         name : str
         last : bool
-            Whether it stays until the plane is closed.
+            True if the namespace stays until the plane is closed.
         known : int
-            How many jobs there are in other namespaces.
+            The number of jobs in other namespaces.
         """
         async with ApiClient(from_kubeconfig(self.plane.admin.kubeconfig)) as client:
             manifest = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
@@ -157,7 +157,7 @@ class OperatedPlane:
             yield client
             if last:
                 return
-            for path in (JOBS, PODS, SERVICES):  # the jobs first, or the operator makes their pods again
+            for path in (JOBS, PODS, SERVICES):  # jobs first, otherwise the operator recreates their pods
                 await _delete_all(client, path.format(name))
             await client.delete(f"/api/v1/namespaces/{name}", {})
             await self.until_idle(known=known)

@@ -1,6 +1,6 @@
 """The systems of small-step benchmarks: a linear layer alone, or on 200 rows of a table.
 
-So little is computed and carried that a step costs what its requests cost. Servers step with plain SGD.
+There is so little computation and data that the requests determine the cost of a step. Servers use plain SGD.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ __all__ = ["fleet_serve", "fleet_trainer", "plain_trainer", "rpc_serve", "rpc_tr
 DIMENSION: Final = 16
 LOOK_UPS: Final = 200
 _IDS: Final = 100_000
-"""The ids that are drawn; the table of the parameter servers is not limited to them."""
+"""The number of ids that occur; the table on the servers accepts any others."""
 _BATCHES: Final = 16
 
 

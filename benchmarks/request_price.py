@@ -1,12 +1,12 @@
 """Benchmarks small steps with many servers or trainers: processor time and steps per second.
 
-``python -m benchmarks.request_price --json`` trains a table without bounds (200 look-ups of rows of 16 in
-each step) with one linear layer, and that layer alone, in the modes sync and async, beside
-torch.distributed.rpc and the same script in one process. The systems of a shape take turns, in rounds whose
-order changes. Processor time is what the kernel counts for each process (user and system), per step of one
-trainer. ``--before PYTHON`` adds the same modes of another tree; PYTHON is the interpreter of that tree's
-environment. At the end, the price of a heartbeat is measured on idle jobs of the shapes in ``--heartbeats``.
-From these prices, the command computes what the larger jobs in ``--jobs`` would cost.
+``python -m benchmarks.request_price --json`` trains an unbounded table (200 look-ups of rows of 16 numbers
+per step) with one linear layer, and the layer alone, in sync and async mode, and compares them with
+torch.distributed.rpc and with the same script in one process. The systems of a shape are measured in rounds
+with varying order. Processor time is the user and system time that the kernel reports for each process, per
+step of one trainer. ``--before PYTHON`` adds the same modes of another tree; PYTHON is the interpreter of
+that tree's environment. At the end, the price of a heartbeat is measured on idle jobs of the shapes in
+``--heartbeats``. From these prices, the command computes what the larger jobs in ``--jobs`` would cost.
 """
 
 import argparse
@@ -28,7 +28,7 @@ __all__ = ["main"]
 SHAPES: Final = "1x1,1x4,1x8,1x16,4x1,8x1,16x1"
 SYSTEMS: Final = ("priceplain", "pricerpc", "pricesync", "priceasync")
 _BEFORE: Final = "-before"
-"""What tells a system of another tree from ours."""
+"""The suffix of a system that runs in another tree."""
 _MODES: Final = ("pricesync", "priceasync")
 WORKLOADS: Final = ("table", "dense")
 WARM_UP_STEPS: Final = 30
@@ -47,11 +47,11 @@ class Price:
     Attributes
     ----------
     servers_ms : float
-        Processor time of all servers together for one step of one trainer, in milliseconds.
+        Processor time of all servers for one step of one trainer, in milliseconds.
     trainer_ms : float
-        Processor time of a trainer for one of its steps, the mean over the trainers.
+        Mean processor time of a trainer for one of its steps, in milliseconds.
     steps_per_second : float
-        Steps of each trainer.
+        The steps per second of each trainer.
     """
 
     servers_ms: float
@@ -79,7 +79,7 @@ class Cost:
     beats : float
         The share of one core that heartbeats of 2 seconds take.
     steps_per_second : float
-        The steps for which one core is enough, beside the heartbeats. A process of Python seldom uses more.
+        The rate at which steps and heartbeats saturate one core; a Python process seldom uses more.
     descriptors : int
     """
 
@@ -94,9 +94,10 @@ def cost_of(
 ) -> dict[str, Cost] | None:
     """Estimate the cost of a server and a trainer in a large job, for the workload ``table`` in sync mode.
 
-    A server pays for each trainer, less with many of them: the price of one with the most servers, times what
-    many trainers save on one server. A trainer pays for its first server, and less for each further one.
-    Returns None unless 1x1, a shape with one trainer and a shape with one server were measured.
+    A server's cost grows with each trainer, and is lower per trainer if there are many: it is the price with
+    one trainer and the most servers, times the savings of many trainers on one server. A trainer's cost is
+    that of its first server, plus less for each further server. None is returned unless 1x1, a shape with one
+    trainer and a shape with one server were measured.
     """
     found = {
         tuple(map(int, case.split()[0].split("x"))): row for case, row in cases.items() if "table" in case
@@ -170,7 +171,7 @@ def beat(trainers: int, servers: int) -> dict[str, float]:
     Returns
     -------
     dict of str to float
-        ``server``: of a server, for each of its trainers. ``trainer``: of a trainer, for each of its servers.
+        ``server``: the time of a server per trainer. ``trainer``: the time of a trainer per server.
     """
     running = Running("pricesync_table", Shape(servers, trainers), heartbeat_seconds=_BEAT_SECONDS)
     try:
@@ -284,7 +285,7 @@ def main() -> None:
         parser.error(f"expected shapes as 1x8, systems of {SYSTEMS}, workloads of {WORKLOADS}")
     if options.rounds < 1 or options.steps < 1:
         parser.error(f"--rounds is {options.rounds} and --steps {options.steps}; expected 1 or more")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that every process is ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # to end all processes
     if options.before:
         systems += [name + _BEFORE for name in _MODES if name in systems]
     cases: dict[str, Any] = {}

@@ -1,10 +1,10 @@
 """Compares on-disk row stores under a memory limit, reading and writing batches of rows.
 
-``python -m benchmarks.row_stores`` puts rows of 124 bytes into each store, each in a process of its own, with
-a memory limit (cgroup) of a tenth of the rows on top of what the process takes. In turns each store reads and
-writes back the distinct rows of Zipf distributed batches. The stores are the log of `fleet.tables.LocalDisk`,
-a memory-mapped file with each row at its place, LMDB (``pip install lmdb``) and RocksDB (``pip install
-rocksdict``); the last two are left out if they are not installed.
+``python -m benchmarks.row_stores`` puts rows of 124 bytes into each store. Each store runs in a separate
+process, whose memory limit (cgroup) is a tenth of the rows in addition to the memory of the process. In
+alternation, each store reads and writes back the distinct rows of Zipf-distributed batches. The stores are
+the log of `fleet.tables.LocalDisk`, a memory-mapped file with each row at a fixed position, LMDB (``pip
+install lmdb``) and RocksDB (``pip install rocksdict``); the last two are omitted if they are not installed.
 """
 
 import argparse

@@ -46,9 +46,9 @@ class Measured:
     """The measurements of one system in one round."""
 
     seconds: float
-    """From the word to start until every trainer had made its steps."""
+    """The time from the start signal until every trainer has completed its steps."""
     step_seconds: tuple[float, ...]
-    """What each of trainer 0's steps took."""
+    """The time of each of trainer 0's steps."""
 
 
 class Running:
@@ -57,15 +57,15 @@ class Running:
     Parameters
     ----------
     name : str
-        One of `benchmarks.systems.SYSTEMS`, and after a hyphen whatever tells it from others.
+        One of `benchmarks.systems.SYSTEMS`, optionally followed by a hyphen and a distinguishing suffix.
     shape : Shape
     hosts : Hosts
-        Where its processes run.
+        The hosts of the processes.
     python : str
         The interpreter, which may have another version of the package installed.
     heartbeat_seconds : float
-        The interval of heartbeats; by default longer than a system is ever stopped, so that no process
-        takes a stopped peer for a silent one.
+        The interval of heartbeats. The default is longer than a system is ever stopped, so that no process
+        considers a stopped peer silent.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class Running:
 
 
 _KEY = secrets.token_hex(32)
-"""Without one, servers listen on loopback only, and hosts of a network of their own would not reach them."""
+"""Without a key, servers listen only on loopback, which other simulated hosts cannot reach."""
 
 
 _certificates = functools.cache(certificates.environment)
@@ -232,14 +232,14 @@ def interleave(
     batches : sequence of int
         The size of the batches, by round.
     steps, warm_up_steps : int
-        How many steps a round has, and how many come before the first one.
+        The number of steps in a round, and the number of steps before the first round.
     measure : callable
-        Has a system make so many steps with batches of this size: :meth:`Running.measure`, or more than that.
+        Measures a system for a number of steps and a batch size; by default :meth:`Running.measure`.
 
     Yields
     ------
     dict
-        One round: what `measure` returned for each system.
+        One round: the result of `measure` for each system.
     """
     try:
         for system in running.values():
@@ -248,7 +248,7 @@ def interleave(
             system.measure(warm_up_steps)
             say(f"{system.name} is ready")
         for number, batch in enumerate(batches):
-            order = random.Random(number).sample(sorted(running), len(running))  # noqa: S311 (an order)
+            order = random.Random(number).sample(sorted(running), len(running))  # noqa: S311 (not used for secrets)
             measured = {name: measure(running[name], steps, batch) for name in order}
             yield {name: measured[name] for name in running}
     finally:

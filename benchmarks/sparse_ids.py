@@ -1,8 +1,8 @@
 """Benchmarks encodings of row ids: bytes on the wire, and processor time to encode and decode.
 
-``python -m benchmarks.sparse_ids`` packs the distinct ids of a batch in three ways: as 8 bytes each, as 4
-bytes where they fit, and as the gaps between them, which is what frames carry (`fleet.wire.rows`). Reading
-includes the check that ids ascend. Processor time of one thread, median over the turns.
+``python -m benchmarks.sparse_ids`` encodes the distinct ids of a batch in three ways: as 8 bytes each, as 4
+bytes each if they fit, and as the gaps between ids, which frames contain (`fleet.wire.rows`). Decoding
+includes the check that ids ascend. The result is the median processor time of one thread.
 """
 
 import argparse

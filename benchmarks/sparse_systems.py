@@ -1,9 +1,9 @@
 """The systems of embedding benchmarks, which look up 26 ids per sample in a million rows.
 
-A step looks up the distinct rows of a batch, computes on them, and hands over a gradient for each. Layers,
-where the workload has some, are each trainer's own and never exchanged, in every system: what differs is the
-way of the rows. Only our sync mode has trainers wait for each other; in the others a gradient is applied when
-it comes.
+A step looks up the distinct rows of a batch, computes on them, and sends a gradient for each. The layers of a
+workload, if any, are local to each trainer in every system; systems differ only in the transfer of rows.
+Trainers wait for each other only in fleet's sync mode; in the other systems, a gradient is applied on
+arrival.
 """
 
 import threading

@@ -1,12 +1,12 @@
 """Compares a table with a tenth of its rows in memory to a table that is fully in memory.
 
-``python -m benchmarks.sparse_tier`` trains ctr's network on two tables, each in a process of its own, in
-turns. One has all rows in memory. The other uses `fleet.tables.LocalDisk` with a memory limit (a cgroup,
-which takes root on Linux) of a tenth of the rows, on top of the process, its ids and its index. Each step
-looks up the distinct rows of a batch, runs the network forward and backward, and steps the rows with Adam, in
-one thread. In a second measurement another thread looks up the rows of the next batch meanwhile, as servers
-do for ``fleet.prefetch``. Ids are Zipf distributed. The benchmark also prints how many random reads of 4 KiB
-per second the disk answers.
+``python -m benchmarks.sparse_tier`` trains the network of ``examples/ctr`` on two tables in alternation, each
+in a separate process. One has all rows in memory. The other uses `fleet.tables.LocalDisk` with a memory limit
+(a cgroup, which needs root on Linux) of a tenth of the rows, in addition to the process, its ids and its
+index. Each step looks up the distinct rows of a batch, runs the forward and backward pass, and updates the
+rows with Adam, in one thread. In a second measurement, another thread looks up the rows of the next batch at
+the same time, as servers do for ``fleet.prefetch``. Ids are Zipf-distributed. The benchmark also prints the
+disk's rate of random 4 KiB reads.
 """
 
 import argparse
@@ -36,7 +36,7 @@ DIMENSION: Final = 10
 SKEW: Final = 1.05
 GOAL: Final = 0.5
 ROW_BYTES: Final = 4 * (3 * DIMENSION + 1)
-"""Values, the two slots of Adam, and the step of the last update."""
+"""The size of a row: its values, the two slots of Adam, and the step of the last update."""
 LOADED_AT_ONCE: Final = 1 << 16
 
 Ids = NDArray[np.int64]
@@ -48,11 +48,11 @@ class Training:
     Parameters
     ----------
     num_rows : int
-        All of them exist before training.
+        The number of rows, all of which exist before training.
     memory : int
-        Bytes for rows in memory; 0 keeps all rows there.
+        The bytes for rows in memory; 0 keeps all rows in memory.
     directory : str
-        Directory of the file with the other rows.
+        The directory of the file with the other rows.
     """
 
     def __init__(self, num_rows: int, memory: int, directory: str) -> None:
@@ -69,7 +69,7 @@ class Training:
         storage = LocalDisk(memory, directory) if memory else Memory()
         config = TableConfig("tier", DIMENSION, Adam(), num_rows, Constant(0.0), storage=storage)
         self.table, self._step = Table(config), 0
-        # Ids are hashes, so frequent rows are anywhere.
+        # Ids are hashes, so frequent rows are at random positions.
         self._names = self._random.permutation(num_rows).astype(np.int32)
         for begin in range(0, num_rows, LOADED_AT_ONCE):
             ids = np.arange(begin, min(begin + LOADED_AT_ONCE, num_rows))
@@ -85,7 +85,7 @@ class Training:
                 coming = batches[number + 1][0] if number + 1 < steps else ids[:0]
                 asked = other.submit(self.table.look_up, coming) if ahead else None
                 gradient = self._compute(rows, positions)
-                rows = asked.result() if asked is not None else rows  # a table takes one call at a time
+                rows = asked.result() if asked is not None else rows  # a table allows one call at a time
                 self._step += 1
                 self.table.update(ids, gradient, self._step)
                 rows = rows if asked is not None else self.table.look_up(coming)
@@ -121,7 +121,7 @@ def serve(arguments: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     training = Training(arguments.rows, arguments.memory, arguments.directory)
     for line in sys.stdin:
-        steps = int(line)  # a negative number looks rows up ahead
+        steps = int(line)  # a negative number requests look-ups one step ahead
         seconds = training.turn(abs(steps), ahead=steps < 0)
         print(json.dumps({"seconds": seconds, "bytes": anonymous_bytes()}), flush=True)
 

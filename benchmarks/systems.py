@@ -1,7 +1,7 @@
 """The measured systems, each used as its own documentation shows.
 
-A system is a pair of functions: `trainer` gives the step to time and what ends it, `serve` runs a parameter
-server until every trainer has ended.
+A system is a pair of functions: `trainer` returns the step to time and a function that ends training, and
+`serve` runs a parameter server until every trainer has ended.
 """
 
 import threading
@@ -39,13 +39,13 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "shared": {"transport": "shared_memory"},
     "both": {"transport": "shared_memory", "cross_step": True},
 }
-"""What our own systems differ in; those of `ENCRYPTED` beside have certificates."""
+"""The strategies of fleet's parameter-server systems; those in `ENCRYPTED` also have certificates."""
 COLLECTIVE: dict[str, dict[str, Any]] = {
     "allreduce": {},
     "allreducehalf": {"wire_dtype": "bfloat16"},
     "localsgd": {"local_sgd": LocalSGD(k_steps=8)},
 }
-"""What our collective systems differ in."""
+"""The strategies of fleet's collective systems."""
 ENCRYPTED = frozenset({"tls"})
 
 

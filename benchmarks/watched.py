@@ -13,12 +13,12 @@ from fleet_operator.kubernetes.client import ApiClient
 __all__ = ["GONE", "Behind", "Watched", "behind"]
 
 GONE = "Gone"
-"""As a phase: the object was deleted."""
+"""The phase of a deleted object."""
 
 SILENCE_SECONDS = 120.0
 
 Said = Sequence[tuple[float, int]]
-"""When the status of a job said that how many of its replicas do their part."""
+"""The times at which a job's status changed, with the number of running or completed replicas reported."""
 
 
 class Watched:
@@ -28,7 +28,7 @@ class Watched:
     ----------
     client : ApiClient
     path : str
-        The collection, of a fresh namespace.
+        The collection, in a new namespace.
     """
 
     def __init__(self, client: ApiClient, path: str) -> None:
@@ -37,8 +37,8 @@ class Watched:
         self._changed = asyncio.Event()
         self._ended: Exception | None = None
         self._numbers: Counter[str] = Counter()
-        self.first: dict[str, dict[str, float]] = {}  # name: {phase: when it was first seen in it}
-        self.said: dict[str, list[tuple[float, int]]] = {}  # of jobs, by name
+        self.first: dict[str, dict[str, float]] = {}  # the first time in each phase, by name and phase
+        self.said: dict[str, list[tuple[float, int]]] = {}  # reports of statuses, by job name
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[Self]:
@@ -56,7 +56,7 @@ class Watched:
         Raises
         ------
         SystemExit
-            That did not happen in time, or the watch has ended.
+            Too few objects reached the phase in time, or the watch has ended.
         """
         await self._until(
             lambda: self._numbers[phase] >= number,
@@ -99,7 +99,7 @@ class Watched:
                 async with opened as lines:
                     async for line in lines:
                         version = self._take(json.loads(line))
-        except Exception as error:  # noqa: BLE001 whoever waits is told
+        except Exception as error:  # noqa: BLE001 waiting calls raise the error
             self._ended = error
             self._changed.set()
 
@@ -137,9 +137,9 @@ class Behind:
     Attributes
     ----------
     seconds : tuple of float
-        For each pod, from when it ran until the status said so; infinite if it never did.
+        For each pod, the delay until the status reported that it runs; infinite if it never did.
     most_pods : int
-        The most pods of one job that ran at one moment and that its status did not speak of.
+        The maximum number of a job's running pods that its status did not report at a moment.
     """
 
     seconds: tuple[float, ...]
@@ -152,9 +152,9 @@ def behind(ran: Mapping[str, Iterable[float]], said: Mapping[str, Said]) -> Behi
     Parameters
     ----------
     ran : mapping
-        By job, when each of its pods first ran.
+        The time at which each pod first ran, by job.
     said : mapping
-        By job, what its status said from when on, in order.
+        The reports of each job's status, in order.
     """
     seconds, most = [], 0
     for job, moments in ran.items():

@@ -1,8 +1,8 @@
 """A process of a measured system, controlled by the benchmark through standard input.
 
-It reads one line per round, the number of steps to make and the size of their batches, and answers with a
-line once they are made: "done", and the seconds that each took. The end of its input ends it, so that no
-process outlives the benchmark.
+The process reads one line per round, with the number of steps and the batch size. When the steps are
+complete, it writes a line with "done" and the seconds of each step. It ends at the end of its input, so that
+no process outlives the benchmark.
 """
 
 import json

@@ -22,13 +22,13 @@ __all__ = [
 ]
 
 MAX_BATCH = 64
-"""The most samples that a trainer has for a step; with fewer, the first ones."""
+"""The number of samples of a trainer; a smaller batch uses the first ones."""
 LEARNING_RATE = 0.01
 WIDTHS = (1024, *[2048] * 6, 1000)
 TINY_WIDTHS = (16, 26, 26, 26, 26)
 
 Step = Callable[[int], None]
-"""Makes one step on a batch of this many samples."""
+"""Runs one step on a batch of the given size."""
 End = Callable[[], None]
 
 
@@ -50,7 +50,7 @@ class Config:
     num_servers: int
     num_trainers: int
     endpoints: tuple[str, ...]
-    """The servers' host:port, by index; without servers one where the trainers meet, at trainer 0's host."""
+    """The servers' host:port, by index; without servers, the rendezvous address on trainer 0's host."""
     widths: tuple[int, ...] = WIDTHS
 
 

@@ -45,15 +45,15 @@ class Value:
     Attributes
     ----------
     name : str
-        Its path, joined by dots.
+        The path of the value, joined by dots.
     meaning : str
-        The comment above it, as one paragraph; empty if there is none.
+        The comment above the value, as one paragraph; empty if there is none.
     schema : mapping
-        What ``values.schema.json`` says about it; empty if it is missing there.
+        The value's schema in ``values.schema.json``; empty if it has none.
     default : Any
-        Its default; for a group, the defaults of its values.
+        The default; for a group, the defaults of its values.
     is_group : bool
-        Whether other values have it as the beginning of their names.
+        True if other values are below this one.
     """
 
     name: str

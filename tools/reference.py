@@ -159,7 +159,7 @@ def _embed(block: re.Match[str]) -> str:
     kind, names = block["kind"], block["names"].split()
     texts = [(ROOT / name).read_text().splitlines() for name in names]
     if kind == "diff":
-        # Three lines of context, without the lines that name files and places: people read this.
+        # Three lines of context, without file names and line numbers, because people read this diff.
         changes = difflib.unified_diff(texts[0], texts[1], lineterm="")
         lines = [line if not line.startswith("@@") else "" for line in changes][3:]
     else:
@@ -293,9 +293,9 @@ def _values(option: Any) -> str:
     if option.is_flag:
         return ""
     kind = option.type_descriptor.annotation
-    if get_origin(kind) is list:  # of one that may be repeated
+    if get_origin(kind) is list:  # an option that may be repeated
         return f" {option.metavar} …"
-    if choices := get_args(kind):  # of a Literal
+    if choices := get_args(kind):  # a Literal
         return " " + r" \| ".join(choices)
     if issubclass(kind, Enum):
         return " " + r" \| ".join(each.value for each in kind)
@@ -308,7 +308,7 @@ def metrics_page() -> str:
     metrics.watch_jobs(list)
     metrics.watch_watches(list)
     rows = []
-    for collector in metrics.registry._collector_to_names:  # noqa: SLF001 nothing public tells labels
+    for collector in metrics.registry._collector_to_names:  # noqa: SLF001 labels are not public
         for family in collector.collect() or ():
             if not family.name.startswith(PREFIX):
                 continue

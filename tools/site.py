@@ -1,10 +1,10 @@
 """Prepares the pages of the documentation site for mkdocs (``make site``).
 
 mkdocs builds the site from ``.build/site/pages``, which has the layout of the repository, so that relative
-links lead where they do there. A link to a folder leads to the folder's README. Pages that the repository
-does not need are added: an index of the examples, the files of each example below its README, and the Python
-API by mkdocstrings, from the public names of both packages. A page with a diagram loads the script that draws
-it; without one, mkdocs-material would load it from another host.
+links have the same targets. A link to a folder leads to the folder's README. Some pages exist only on the
+site: an index of the examples, the files of each example below its README, and the Python API, which
+mkdocstrings renders from the public names of both packages. A page with a diagram loads the site's own copy
+of the script that draws it; otherwise mkdocs-material would load the script from another host.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ API: Mapping[str, tuple[str, str, Iterable[str]]] = {
         [f"fleet_operator.api.{name}" for name in fleet_operator.api.__all__],
     ),
 }
-"""The pages of the Python API: title, story, and the names that each documents."""
+"""The pages of the Python API: title, introduction, and the documented names of each."""
 
 
 def render(text: str, folder: Path) -> str:
@@ -89,10 +89,10 @@ def render(text: str, folder: Path) -> str:
     text : str
         The page.
     folder : Path
-        The folder of the page, which its links are relative to.
+        The folder of the page, to which its links are relative.
     """
     lines, fence, before = list[str](), "", ""
-    if "```mermaid\n" in text:  # on these pages only, because the script is large
+    if "```mermaid\n" in text:  # only on these pages, because the script is large
         root = "../" * len(folder.relative_to(ROOT).parts)
         text += f'\n<script src="{root}{MERMAID.name}"></script>\n'
     for line in text.splitlines():

@@ -26,13 +26,13 @@ class Administrator:
     Parameters
     ----------
     server : str
-        Its address.
+        The API server's address.
     token : str
         The administrator's token.
     certificate : Path
         The API server's certificate; it may be written later.
     kubeconfig : Path
-        The kubeconfig with all of this; it may be written later.
+        A kubeconfig with these values; it may be written later.
     """
 
     def __init__(self, server: str, token: str, certificate: Path, kubeconfig: Path) -> None:
@@ -68,7 +68,7 @@ class Administrator:
         Raises
         ------
         urllib.error.HTTPError
-            The response is an error; its body has the server's message.
+            The response is an error; its body contains the server's message.
         """
         request = urllib.request.Request(  # noqa: S310 the address is our own
             self.server + path,
@@ -76,7 +76,7 @@ class Administrator:
             data=None if body is None else json.dumps(body).encode(),
             headers={"Authorization": f"Bearer {self._token}", "Content-Type": content_type},
         )
-        # No proxies, so that no thread walks through the environment, in which pytest names each test.
+        # No proxies: looking them up would read the environment, which pytest changes for each test.
         tls = ssl.create_default_context(cafile=str(self.certificate))
         direct = urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=tls)
         with urllib.request.build_opener(*direct).open(request, timeout=30) as answer:

@@ -12,7 +12,7 @@ class BareMachine:
     Parameters
     ----------
     folder : Path
-        Where all of it lies.
+        The folder of all files.
     """
 
     def __init__(self, folder: Path) -> None:

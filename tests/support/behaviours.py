@@ -1,7 +1,7 @@
 """A table of job behaviours that Kubernetes clusters and local runs must share.
 
-A case says how the lives of its replicas end, and with which result the job ends. On a cluster, kwok ends the
-pods; on this machine, each replica runs the script `LIFE`. Features that only a cluster has are in
+A case gives the exit codes of its replicas and the result of the job. On a cluster, kwok ends the pods; on
+this machine, each replica runs the script `LIFE`. Features that only a cluster has are in
 `tests.support.cluster_only`; the two tables together cover every policy.
 """
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 __all__ = ["BEHAVIOURS", "LATE", "LIFE", "MUTE", "NEVER", "Behaviour", "exit_code_of", "is_pause"]
 
 NEVER, LATE, MUTE = -1, -2, -3
-"""Instead of exit codes: a life that does not end by itself, one that ends after all others, and that of a
-server that never becomes ready."""
+"""Used instead of exit codes: a life that never ends by itself, a life that ends after all others, and the
+life of a server that never becomes ready."""
 
 
 @dataclass(frozen=True)
@@ -277,7 +277,7 @@ def exit_code_of(behaviour: Behaviour, replica: str, life: int) -> int | None:
 def is_pause(status: Mapping[str, Any], seconds: float) -> bool:
     """Return whether the pause before a replica's restart has the expected length.
 
-    Times in a status have whole seconds, so it may seem up to one second longer.
+    Times in a status are whole seconds, so the pause may appear up to one second longer.
     """
     [pause] = [
         each["notBefore"] for role in status["ledger"]["roles"].values() for each in role.get("restarts", ())

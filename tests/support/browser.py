@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
-SECONDS = 60  # a browser takes long to start on a crowded machine
+SECONDS = 60  # a browser is slow to start on a busy machine
 
 
 def find_browser() -> str | None:

@@ -36,13 +36,13 @@ class Authority:
         ----------
         into : Path
         names : sequence of str
-            Its subject's alternative names.
+            The subject's alternative names.
         usages : str
-            What it may be used for.
+            The permitted usages.
         days : int
-            How long it holds; one that has expired already has a negative number.
+            The validity in days; negative for a certificate that has already expired.
         subject : str
-            Whose it is.
+            The subject of the certificate.
         """
         into.mkdir(parents=True, exist_ok=True)
         request, extensions = self.folder / "request.pem", self.folder / "extensions"

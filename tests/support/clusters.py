@@ -37,10 +37,10 @@ class FakeCluster:
 
     jobs: dict[Key, FleetJob] = field(default_factory=dict)
     observed: Observed | None = field(default_factory=Observed)
-    done: list[object] = field(default_factory=list)  # statuses, actions and events, in their order
+    done: list[object] = field(default_factory=list)  # statuses, actions and events, in order
     conflict: bool = False
     refuse: Exception | None = None
-    unanswered: Exception | None = None  # what the write of a status raises, which may have arrived
+    unanswered: Exception | None = None  # raised by a status write that may have succeeded
 
     def add(self, job: FleetJob) -> Key:
         """Add a job to the cluster."""

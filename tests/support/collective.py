@@ -53,7 +53,7 @@ class GroupOfOne:
 class ForkedTrainer(ForkedPython):
     """The process of one trainer.
 
-    torch's optimizers import TorchDynamo in their first step, which takes more than all else that it does.
+    TorchDynamo is preloaded, because torch's optimizers import it in their first step, which is slow.
     """
 
     preloaded = (*ForkedPython.preloaded, "torch._dynamo")
@@ -65,9 +65,9 @@ def environments(directory: Path, ports: Sequence[int]) -> list[dict[str, str]]:
     Parameters
     ----------
     directory : Path
-        Where their last words go.
+        The folder of the termination messages.
     ports : sequence of int
-        One for each trainer.
+        One port for each trainer.
     """
     shared = {
         "TRAINING_ROLE": "TRAINER",

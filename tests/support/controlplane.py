@@ -137,7 +137,7 @@ class ControlPlane:
             f"--data-dir={self._data}",
             "--name=test",
             "--log-level=error",
-            "--unsafe-no-fsync=true",  # a test's data may die with the machine
+            "--unsafe-no-fsync=true",  # a test's data need not survive a crash
             f"--listen-client-urls={client}",
             f"--advertise-client-urls={client}",
             f"--listen-peer-urls={peer}",
@@ -172,7 +172,7 @@ class ControlPlane:
             "--endpoint-reconciler-type=none",
             f"--cert-dir={certs}",
             "--authorization-mode=Node,RBAC",
-            "--enable-admission-plugins=OwnerReferencesPermissionEnforcement",  # as OpenShift has it
+            "--enable-admission-plugins=OwnerReferencesPermissionEnforcement",  # as on OpenShift
             f"--token-auth-file={certs / 'tokens.csv'}",
             f"--client-ca-file={self.authority.certificate}",
             "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
@@ -202,7 +202,7 @@ class ControlPlane:
             self.daemons.until(is_there, f"the definitions in {path.name}")
 
     def _is_established(self, path: Path) -> bool:
-        # Asked too early, when there are no conditions yet, kubectl gives up instead of waiting.
+        # If there are no conditions yet, kubectl fails instead of waiting.
         waited = ["wait", "--for=condition=Established", "-f", str(path), "--timeout=30s"]
         return "error" not in self.admin.kubectl(*waited, check=False)
 

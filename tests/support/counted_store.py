@@ -16,8 +16,8 @@ class CountedStore:
     Attributes
     ----------
     keys, bytes, sets : int
-        How many keys were named, how many bytes of keys and values travelled either way, and how often `set`
-        was called.
+        The number of keys in requests, the number of bytes of keys and values in both directions, and the
+        number of calls of `set`.
     """
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ PAGES = (
     "CONTRIBUTING.md",
     *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
 )
-"""The pages that people write; those of docs/reference are generated."""
+"""The manually written pages; those in docs/reference are generated."""
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _TITLE = re.compile(r"^#+ (.*)$", re.MULTILINE)
@@ -25,7 +25,7 @@ class Block:
 
     page: str
     section: str
-    """The title above it."""
+    """The heading above the block."""
     language: str
     code: str
 
@@ -36,7 +36,7 @@ def blocks(page: str) -> tuple[Block, ...]:
     text = (ROOT / page).read_text()
     found = []
     for fence in _FENCE.finditer(text):
-        # Without the blocks above, in which a shell's comment looks like a title.
+        # Blocks are removed first, because a shell comment looks like a heading.
         titles = _TITLE.findall(_FENCE.sub("", text[: fence.start()]))
         found.append(Block(page, titles[-1], fence[1], fence[2]))
     return tuple(found)

@@ -20,13 +20,13 @@ class DownloadSite:
     Attributes
     ----------
     files : dict of str to bytes
-        What is served, by path. Any other path is answered with 404.
+        The content to serve, by path; any other path gets a 404.
     truncated : bool
-        Whether a connection ends after half of a file.
+        True to close each connection after half of the file.
     stalled : bool
-        Whether nothing comes after half of a file, until the server closes.
+        True to send nothing after half of the file until the server closes.
     asked : list of str
-        The paths that were asked for.
+        The requested paths.
     """
 
     def __init__(self) -> None:

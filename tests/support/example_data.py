@@ -11,7 +11,7 @@ __all__ = ["write_pictures", "write_text"]
 
 def write_pictures(folder: Path) -> list[str]:
     """Write parts of scikit-learn's two pictures to one folder each: 32 for training, 8 for validation."""
-    chance = random.Random(0)  # noqa: S311 no secret
+    chance = random.Random(0)  # noqa: S311 not used for secrets
     for name, picture in zip(("temple", "flower"), load_sample_images().images, strict=True):
         for part, number in (("train", 16), ("val", 4)):
             (folder / part / name).mkdir(parents=True)

@@ -28,8 +28,8 @@ COLLECTIONS = {
 class FakeApi(ApiClient):
     """An in-memory API server; `requests` contains all requests in order.
 
-    A name whose object is created in a namespace is at ``/…/namespaces/NAMESPACE/PLURAL/NAME``; lists and
-    watches work for one namespace and for all of them.
+    A namespaced object has the path ``/…/namespaces/NAMESPACE/PLURAL/NAME``; lists and watches work for one
+    namespace and for all.
     """
 
     def __init__(self) -> None:
@@ -37,13 +37,13 @@ class FakeApi(ApiClient):
         self.objects: dict[str, Manifest] = {}
         self.requests: list[tuple[str, str]] = []
         self.selectors: dict[tuple[str, str], str | None] = {}  # by verb and path
-        self.managers: list[str | None] = []  # under which patches were made
+        self.managers: list[str | None] = []  # the field managers of patches
         self.validations: list[tuple[str, str | None]] = []  # the fieldValidation of each creation
-        self.refusals: dict[tuple[str, str], ApiError] = {}  # answers to the next such request
+        self.refusals: dict[tuple[str, str], ApiError] = {}  # errors for the next matching requests
         self.version = 100
-        self.forgotten = 0  # watches from before this version are refused with 410
-        self.terminating = False  # whether a deleted pod stays until `vanish`, as on a cluster
-        self.posted = asyncio.Event()  # something was created by a request
+        self.forgotten = 0  # watches from older versions get status 410
+        self.terminating = False  # True to keep deleted pods until `vanish`, as a cluster does
+        self.posted = asyncio.Event()  # set when a request has created an object
         self._error: Manifest | None = None
         self._history: list[tuple[int, str, str, Manifest]] = []
         self._changed = asyncio.Event()

@@ -1,8 +1,8 @@
 """A proxy in front of the API server that can answer, delay, cut and lose requests.
 
-It speaks plain HTTP to its clients and passes their tokens on, so whoever goes through it keeps its rights.
-Faults are named by what they hit: a verb, and a resource such as ``pods`` or ``fleetjobs/status``; a watch's
-verb is ``WATCH``. `calls` are all requests that came, in their order.
+The proxy speaks plain HTTP to its clients and forwards their tokens, so clients keep their permissions. A
+fault is selected by a verb and a resource such as ``pods`` or ``fleetjobs/status``; the verb of a watch is
+``WATCH``. `calls` contains all received requests, in order.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Call:
     resource: str
     path: str
     at: float  # time.monotonic()
-    status: int = 0  # of the API server's answer, whether it came back or not
+    status: int = 0  # of the API server's response, even if the client never received it
     answer: bytes = b""
 
     @property
@@ -115,7 +115,7 @@ class FaultProxy:
         self.calls: list[Call] = []
         self.on_call: Callable[[Call], Fault | None] = lambda _: None
         self.on_answer: Callable[[Call], None] = lambda _: None
-        """Called when the API server has answered, or has begun a watch, before anybody else hears of it."""
+        """Called when the API server has responded or has begun a watch, before the client is notified."""
         self.dead = False
         """While this is set, every connection is reset, as if the server were down."""
         self._upstream = upstream
@@ -222,7 +222,7 @@ class FaultProxy:
             request.method,
             self._upstream.host + str(request.rel_url),
             headers=headers,
-            data=await request.read() or None,  # a body without a byte would have a type of its own
+            data=await request.read() or None,  # an empty body would get its own content type
         ) as answer:
             kept = {name: value for name, value in answer.headers.items() if name.lower() not in DROPPED}
             call.status = answer.status
@@ -260,7 +260,7 @@ def proxy_for(kubeconfig: Path) -> FaultProxy:
 def _resource(path: str) -> str:
     """Return the resource of a request path, such as ``pods`` or ``fleetjobs/status``."""
     root, *parts = path.strip("/").split("/")
-    parts = parts[1:] if root == "api" else parts[2:]  # behind the version of the API
+    parts = parts[1:] if root == "api" else parts[2:]  # the rest of the path after the API version
     if parts[:1] == ["namespaces"] and len(parts) > 2:
         parts = parts[2:]
     kind, _, *subresource = [*parts, "", ""][: max(2, len(parts))]

@@ -1,6 +1,7 @@
 """An operator behind a fault-injecting proxy, and checks of its required behaviour.
 
-A job's whole life is: Service, four pods, Running, Succeeded, and all pods gone by ``cleanPodPolicy: All``.
+A job's whole life is: a Service, four pods, Running, Succeeded, and deletion of all pods by ``cleanPodPolicy:
+All``.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ def recorded_feeds(
 ) -> list[dict[str, Any]]:
     """Return the recorded feed of each step.
 
-    The array of a variable in `lengths` has the sequences of all steps one after another; that of any other
-    has a row for each step.
+    For a variable in `lengths`, the array concatenates the sequences of all steps; for any other variable, it
+    has one row for each step.
     """
     feeds: list[dict[str, Any]] = [{} for _ in range(steps)]
     for key, array in arrays.items():
@@ -43,7 +43,7 @@ def described(op: Operator) -> dict[str, Any]:
 
 def facts(variable: Any) -> dict[str, Any]:
     """Return a variable in golden-file form."""
-    if variable.type == "STEP_SCOPES":  # no tensor
+    if variable.type == "STEP_SCOPES":  # not a tensor
         return {"type": variable.type}
     found = {
         "type": variable.type,

@@ -1,7 +1,7 @@
 """A replica that trains a built program on files that a command reads, in a job or in one process.
 
-As a program, its arguments are the folder of the files and results, and how to train: on parameter servers,
-``collective``, or ``alone``, with twice the batch.
+As a program, this module takes the folder of files and results, and optionally the kind of training:
+``collective``, or ``alone`` with twice the batch size; the default is parameter servers.
 """
 
 import json
@@ -16,7 +16,7 @@ from fleet.collective import fleet as collective
 from fleet.parameter_server import fleet as served
 
 BATCH, FILES, LINES, EPOCHS = 4, 2, 10, 2
-"""Each of two trainers has `FILES` files of `LINES` lines."""
+"""Each of the two trainers has `FILES` files of `LINES` lines."""
 GENERATOR = """
 import fleet.fluid.incubate.data_generator as dg
 

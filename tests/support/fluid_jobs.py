@@ -1,7 +1,7 @@
 """Example models that are trained one after another, as a transpiled job or in one process.
 
-As a program, with the folder for results as its argument, it is one replica. Each case has servers of its
-own, at the ports that follow.
+As a program, this module is one replica; its argument is the folder for results. Each case has separate
+servers, on consecutive ports.
 """
 
 import json
@@ -19,7 +19,7 @@ from tests.support.fluid_models import Model
 
 STEPS, TRAINERS, IDS = 6, 2, 40
 LIMIT = 0.05
-"""The largest norm of a clipped gradient."""
+"""The maximum norm of a clipped gradient."""
 
 
 class Case(NamedTuple):
@@ -30,12 +30,12 @@ class Case(NamedTuple):
     sync: bool = True
     reader: bool = False
     summed: bool = False
-    """Whether its loss is the sum over samples, and not their mean."""
+    """True if the loss is the sum over the samples instead of the mean."""
     unsliced: bool = False
     geo: bool = False
     fetches: bool = True
     huge: bool = False
-    """Whether its tables are too large for one process; their values then have no seed."""
+    """True if the tables are too large for one process; their values are then not seeded."""
 
 
 def _decayed() -> Any:

@@ -1,7 +1,7 @@
 """Models from Paddle's documentation and examples, with the same layers but small tables.
 
-Each function declares its data, appends the model to the default program, and returns the loss and what else
-a script fetches.
+Each function declares the data, appends the model to the default program, and returns the loss and the other
+variables that a script fetches.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from fleet import fluid
 
 IDS = 10001
-"""The size of a table."""
+"""The number of rows in a table."""
 
 
 class Model(NamedTuple):

@@ -1,7 +1,7 @@
 """Training scripts whose programs and steps were recorded with paddlepaddle 1.8.5.
 
-Each function takes the module ``fluid``, of the original or of this package, builds the default programs and
-minimizes a loss, which it returns. The original runs this module on Python 3.7.
+Each function takes the module ``fluid`` of Paddle or of this package, builds the default programs, minimizes
+a loss, and returns the loss. Paddle runs this module on Python 3.7.
 """
 
 from __future__ import annotations

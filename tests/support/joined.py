@@ -26,10 +26,10 @@ def joined(
     ----------
     trainers : int
     of_trainer : dict, optional
-        As of `Loopback.make_trainer`.
+        See `Loopback.make_trainer`.
     servers : int
     **arguments
-        As of `loopback`.
+        See `loopback`.
     """
     with one_torch_thread(), loopback(servers=servers, trainers=trainers, **arguments) as job:
         made = [make(job, index, **(of_trainer or {})) for index in range(trainers)]

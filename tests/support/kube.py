@@ -1,7 +1,7 @@
 """Access to an API server for tests: objects, annotations, and waits for expected states.
 
-They ask by the package `kubernetes`, not by the client of fleet_operator: what that client sends and reads is
-under test, and a mistake in it must not hide itself.
+Requests use the package `kubernetes`, not the client of fleet_operator: that client is under test, and a
+mistake in it must not hide itself.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Manifest = dict[str, Any]
 
 WAIT_SECONDS = 100.0
 BUSY_TRIES = 30
-"""How often an API server may say that the storage of a kind is not ready yet."""
+"""The number of times that an API server may report a kind's storage as not ready."""
 
 
 class ApiServer:
@@ -79,7 +79,7 @@ class ApiServer:
     ) -> AsyncGenerator[tuple[str, Manifest]]:
         """Yield the type and the object of each change to a collection since a version.
 
-        A watch that ends, as watches do now and then, goes on from the last change or bookmark.
+        A watch that ends, as watches do occasionally, is resumed from the last change or bookmark.
         """
 
         async def open_watch(**asked: Any) -> Any:
@@ -100,7 +100,7 @@ class ApiServer:
                 answer = await self._client.request(verb, path, query_params=query, serialize=False, **asked)
                 break
             except ApiException as refused:
-                # Of a definition that has just been installed. Other answers of 429 are what tests look for.
+                # The definition has just been installed. Tests may expect any other response of 429.
                 if (
                     left == 0
                     or refused.status != 429
@@ -172,7 +172,7 @@ class Namespace:
     ) -> dict[str, Manifest]:
         """Wait until `probe` is true for all objects of a kind; return the objects by name.
 
-        Every change is looked at, so that what lasts for a moment only is seen too.
+        Every change is checked, so that short-lived states are noticed as well.
         """
         seen: dict[str, Manifest] = {}
         try:
@@ -245,7 +245,7 @@ class Namespace:
     async def until_told(self, job: str, *reasons: str) -> list[tuple[str, str, str]]:
         """Wait until events with these reasons have been posted on a job; return all its events.
 
-        The operator writes an event after the status and the objects that it is about.
+        The operator posts an event after it has written the status and the affected objects.
         """
         await self.until(
             "events",
@@ -279,7 +279,7 @@ async def fresh_namespace(client: ApiServer, name: str | None = None) -> AsyncIt
     namespaces = "/api/v1/namespaces"
     await client.create(namespaces, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
     fresh = Namespace(client, name)
-    # Pods are refused until the controller manager has made the namespace's account.
+    # Pods are rejected until the controller manager has created the namespace's account.
     await fresh.until("serviceaccounts", "the default account", lambda found: "default" in found)
     yield fresh
     await client.delete(f"{namespaces}/{name}")

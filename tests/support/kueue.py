@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 API = "kueue.x-k8s.io/v1beta2"
 WEBHOOKS = ("workload", "clusterqueue", "cohort", "localqueue", "resourceflavor", "pod")
-"""The webhooks of the kinds that exist here; the others are of jobs that nobody defines."""
+"""The webhooks of the kinds that exist here; the others are for kinds of jobs that are not installed."""
 LEFT_ALONE = ("kube-system", "kueue-system", "fleet-system")
 _SCRIPT = """
 mount -t tmpfs none /etc
@@ -33,7 +33,7 @@ cp -r "$0" /etc/kueue/metrics/certs
 exec setpriv --pdeathsig KILL "$@"
 """
 IN_OWN_ETC = ("unshare", "--map-root-user", "--mount", "sh", "-ec", _SCRIPT)
-"""The command that gives a program an /etc of its own: Kueue reads the certificate of its metrics there."""
+"""The command that gives a program a private /etc, where Kueue reads the certificate of its metrics."""
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -43,7 +43,7 @@ def definitions() -> Path:
     Raises
     ------
     MissingError
-        The module is not there. Whoever built Kueue on this machine has it.
+        The module is not in the cache. Building Kueue on this machine puts it there.
     """
     module = f"sigs.k8s.io/kueue@v{KUEUE}"
     environ = {**os.environ, "GOPROXY": "off", "GOFLAGS": "-mod=mod"}
@@ -73,13 +73,13 @@ class Kueue:
     plane : ControlPlane
         A running control plane.
     folder : Path
-        The folder of its configuration and certificates.
+        The folder of the manager's configuration and certificates.
     program : Path
-        The manager.
+        The manager's executable.
     components : Path
-        The folder of its definitions.
+        The folder of Kueue's definitions.
     **configuration
-        Further fields of its configuration.
+        Further fields of the manager's configuration.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class Kueue:
     ) -> None:
         """Create a queue in a namespace, with its own quota and flavor; urgent jobs may preempt others.
 
-        Its pods may have to be close in a topology, and its jobs may have to pass an admission check.
+        Optionally, its pods must be close in a topology, and its jobs must pass an admission check.
         """
         own = f"{name}-{namespace}"
         flavor: dict[str, Any] = {"apiVersion": API, "kind": "ResourceFlavor", "metadata": {"name": own}}

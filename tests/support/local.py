@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MARK = "LOCAL_RUN_MARK"
 
-# A parameter server without torch: it listens, and ends when it finds `done` in the run's folder.
+# A parameter server without torch, which listens and ends once the run's folder contains `done`.
 SERVER = """
 import os, pathlib, socket, time
 host, port = os.environ["PADDLE_CURRENT_IP"], int(os.environ["PADDLE_PORT"])
@@ -38,15 +38,15 @@ while not pathlib.Path("done").exists():
     time.sleep(0.02)
 """
 
-# The last of all trainers lets the servers end: one that ends before a trainer has begun to run has failed.
+# Only the last trainer lets the servers end, because a server that ends before all trainers run has failed.
 DONE = (
     "import os, pathlib; pathlib.Path('done-' + os.environ['PADDLE_TRAINER_ID']).touch();"
     "len(list(pathlib.Path().glob('done-*'))) == int(os.environ['PADDLE_TRAINERS_NUM'])"
     " and pathlib.Path('done').touch()"
 )
 
-# A main process that leaves nothing undone to escape: a child, a double fork in a session of its own, and a
-# grandchild that ignores SIGTERM.
+# A main process whose descendants try to escape: a child, a double fork in a new session, and a grandchild
+# that ignores SIGTERM.
 GRANDCHILDREN = """
 import os, pathlib, signal, time
 def nap():
@@ -135,7 +135,7 @@ def job_manifest(
 def forked(job: dict[str, Any]) -> dict[str, Any]:
     """Return a job whose Python programs are forked from a process that has imported torch.
 
-    For what a job does, not for how its processes start and end.
+    Use this to test what a job does, not how its processes start and end.
     """
     environ = relay()
     spec = job["spec"]
@@ -146,7 +146,7 @@ def forked(job: dict[str, Any]) -> dict[str, Any]:
                 *({"name": name, "value": value} for name, value in environ.items()),
             ]
             program, *arguments = container["command"]
-            if program == "python":  # a local run would take its own
+            if program == "python":  # otherwise a local run would use its own interpreter
                 container["command"] = [shutil.which(program, path=environ["PATH"]), *arguments]
     return job
 
@@ -167,7 +167,7 @@ class LocalRun:
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / "pyproject.toml").touch()  # makes it the project, and so the working directory
+        (self.folder / "pyproject.toml").touch()  # marks the folder as the working directory
         if isinstance(self.manifest, Path):
             self.path = self.manifest
         else:
@@ -175,7 +175,7 @@ class LocalRun:
             self.path.write_text(yaml.safe_dump(dict(self.manifest)))
         self.logs = self.folder / "logs"
         self.arguments = ["-f", str(self.path), "--log-dir", str(self.logs), *self.options]
-        if "--timeout" not in self.options:  # were the tests killed, the run would still end
+        if "--timeout" not in self.options:  # ends the run even if the tests are killed
             self.arguments += ["--timeout", "600"]
 
     def __enter__(self) -> Self:

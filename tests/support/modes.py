@@ -128,7 +128,7 @@ class ScriptedSession:
         self.ends = 0
         self.failure: FleetError | None = None
         self.at_once: Mapping[str, float] | None = None
-        """Values that arrive as soon as they are waited for."""
+        """Values that are delivered as soon as the mode waits for them."""
         self._awaited = False
 
     def land(self, values: Mapping[str, float]) -> None:

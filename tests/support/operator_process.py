@@ -42,13 +42,13 @@ METRICS_READER = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.
 """A peer of a NetworkPolicy: the pods of another namespace, which may read the operator's metrics."""
 
 TESTS_OWN = (
-    "is being terminated",  # the namespace of a test that has ended
-    "exceeded quota",  # one test
-    "violates PodSecurity",  # another
+    "is being terminated",  # the namespace of a finished test
+    "exceeded quota",  # caused by one test
+    "violates PodSecurity",  # caused by another test
 )
 AWAY = ("Cannot connect to host", "Connection reset by peer", "Response payload is not completed")
 AWAY_SECONDS = 10.0
-"""How long an API server may refuse permitted requests after its start, because it has not read the roles."""
+"""The time after a start in which an API server may reject permitted requests, until it has read roles."""
 
 READY_SECONDS = 100.0
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -95,7 +95,7 @@ def install(control_plane: ControlPlane, features: Sequence[str] = ()) -> str:
 def grant_lease(control_plane: ControlPlane, name: str, account: str = ACCOUNT) -> None:
     """Grant a test's operator access to its own Lease, because the chart covers only the default one.
 
-    The Lease is there, and free: where there is none, the first operator waits as long as one is valid.
+    The Lease already exists and is released: without one, the first operator would wait for a Lease duration.
     """
     rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}"
     leases = {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"]}
@@ -146,7 +146,7 @@ def refusals(log: str) -> list[str]:
     lacking: list[str] = []
     now = away = datetime.min.replace(tzinfo=UTC)
     for line in log.splitlines():
-        with contextlib.suppress(ValueError, IndexError):  # the second line of a message has no time
+        with contextlib.suppress(ValueError, IndexError):  # only the first line of a message has a time
             now = datetime.fromisoformat(line.split()[0])
         if any(sign in line for sign in AWAY):
             away = now
@@ -193,9 +193,9 @@ class OperatorProcess:
     Parameters
     ----------
     folder : Path
-        Where its log goes.
+        The folder of the operator's log.
     kubeconfig : Path
-        Who it is.
+        The kubeconfig with the operator's identity.
     """
 
     def __init__(self, folder: Path, kubeconfig: Path, **environment: str) -> None:
@@ -208,7 +208,7 @@ class OperatorProcess:
             "FLEET_OPERATOR_HTTP_HOST": "127.0.0.1",
             "FLEET_OPERATOR_HTTP_PORT": str(self.port),
             "FLEET_OPERATOR_LOG_LEVEL": "debug",
-            "FLEET_OPERATOR_IDENTITY": f"test-{self.port}",  # the same after a restart, as a pod's is
+            "FLEET_OPERATOR_IDENTITY": f"test-{self.port}",  # stays the same after a restart, like a pod's
             **environment,
         }
         self.program: tuple[str, ...] = ("fleet_operator.startup",)

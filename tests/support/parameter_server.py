@@ -26,7 +26,7 @@ from tests.support.processes import free_ports
 HOST = "127.0.0.1"
 QUICK = Settings(heartbeat_seconds=0.05, deadline_seconds=30.0)
 PATIENT = replace(QUICK, deadline_seconds=60.0)
-"""Of servers that outlive a test: on a busy machine it may be long until the next one's trainer joins."""
+"""For servers that outlive a test: on a busy machine, the next test's trainer may join late."""
 
 MakeOptimizer = Callable[[Any], torch.optim.Optimizer]
 
@@ -49,9 +49,9 @@ class JoiningTrainer:
     Parameters
     ----------
     plan : TrainerPlan
-        Before it has joined.
+        The plan before joining.
     join : callable
-        Joins, and returns the trainer.
+        Joins the servers and returns the trainer.
     """
 
     def __init__(self, plan: TrainerPlan, join: Callable[[], Trainer]) -> None:
@@ -95,22 +95,22 @@ class Loopback:
     ----------
     servers, trainers : int
     optimizer : callable
-        Makes the optimizer from parameters.
+        Returns an optimizer of the given parameters.
     model : callable
-        Makes the model; called once per replica.
+        Returns the model; called once per replica.
     settings : Settings, optional
-        `QUICK` otherwise.
+        The default is `QUICK`.
     server_settings : Settings, optional
-        The servers', where they have others: those that give up a trainer soon, which is itself patient.
+        The servers' settings if different, such as a shorter deadline for lost trainers.
     grad_clip : ClipGradByValue, ClipGradByNorm or ClipGradByGlobalNorm, optional
     groups : callable
-        Gives what the optimizer is made of: the model's parameters, or param groups.
+        Returns the model's parameters or param groups, from which the optimizer is made.
     config : DistributeTranspilerConfig
-        Says the mode.
+        Selects the mode.
     mode : Mode, optional
-        One that the config cannot say.
+        A user-defined mode, which a config cannot select.
     key : bytes
-        The job's.
+        The job's key.
     """
 
     def __init__(

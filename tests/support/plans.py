@@ -114,8 +114,8 @@ def _describe_action(action: Action) -> str:
 class Story:
     """A job whose status is carried from one plan to the next, as the engine does.
 
-    Each plan is made twice: with the status written and nothing else changed, the second must ask for the
-    same actions and have nothing new to say.
+    Each plan is made twice: once the status is written and nothing else has changed, the second plan must
+    contain the same actions and no new events.
     """
 
     def __init__(self, document: dict[str, Any] | None = None, **spec: Any) -> None:

@@ -14,9 +14,9 @@ T = TypeVar("T")
 
 HOST = "127.0.0.1"
 CLAIMED = 200
-"""How many ports a test process has for itself, of which it listens on the first."""
+"""The number of ports that a test process reserves; it listens on the first of them."""
 PORTS = range(21000, 31000, CLAIMED)
-"""The first ones: below the range for outgoing connections."""
+"""The first ports of the ranges, which are below the ports of outgoing connections."""
 
 
 def wait_for(probe: Callable[[], T], what: str, *, seconds: float = 60.0) -> T:
@@ -60,7 +60,7 @@ def free_ports(count: int, host: str = HOST) -> list[int]:
         sockets: list[socket.socket] = []
         try:
             for port in range(first, first + count):
-                sockets.append(socket.create_server((host, port)))  # noqa: PERF401 (to be closed after a failure)
+                sockets.append(socket.create_server((host, port)))  # noqa: PERF401 (closed after a failure)
         except OSError:
             continue
         finally:
@@ -82,8 +82,8 @@ def _claim() -> tuple[socket.socket, int]:
 def let_programs_heed_signals() -> None:
     """Reset SIGHUP and SIGINT in programs that tests start, if this process ignores the signals.
 
-    nohup makes a process ignore SIGHUP, and a shell makes one in its background ignore SIGINT. Programs
-    inherit what is ignored, but no handler.
+    nohup makes a process ignore SIGHUP, and a shell makes background processes ignore SIGINT. Programs
+    inherit ignored signals, but not handlers.
     """
     for number in (signal.SIGHUP, signal.SIGINT):
         if signal.getsignal(number) is signal.SIG_IGN:

@@ -1,6 +1,6 @@
 """A fault-injecting network between trainers and the servers' data ports.
 
-It reads frames, so that a connection ends exactly at a boundary of messages, or inside of one.
+The network parses frames, so that it can end a connection exactly between two frames or inside one.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ class Fate(enum.Enum):
     CUT_AFTER = "cut after"
     CUT_WITHIN = "cut within"
     SWALLOW = "swallow"
-    """From here on nothing arrives in either direction, and nobody is told."""
+    """From this frame on, all data in both directions is dropped without an error."""
 
 
 @dataclass(frozen=True)
@@ -41,15 +41,15 @@ class Passing:
     Attributes
     ----------
     server : int
-        Its data port's index among those that were dialled.
+        The index of the server's data port, in the order of the first connections.
     trainer, step : int
     side : Side
-        Who sends it.
+        The sender of the frame.
     kind : Kind
     nth : int
-        How many frames of this kind have come before on this line, in this direction.
+        The number of earlier frames of this kind between the two, in this direction.
     connection : int
-        How many connections of this trainer with this server came before.
+        The number of earlier connections of this trainer to this server.
     """
 
     server: int
@@ -67,7 +67,7 @@ class Proxy:
     Parameters
     ----------
     decide : callable
-        Says what becomes of each frame; called by the threads of all connections.
+        Returns the fate of each frame; called in the threads of all connections.
     """
 
     def __init__(self, decide: Callable[[Passing], Fate]) -> None:

@@ -22,11 +22,11 @@ def written(folder: Path, name: str, **replaced: str) -> Path:
     Parameters
     ----------
     folder : Path
-        Made if it is missing.
+        The folder, which is created if it does not exist.
     name : str
-        Of the block, and of the file.
+        The name of the block and of the file.
     **replaced : str
-        What stands elsewhere in the copy, by what is there on the page, without its suffix.
+        Module names to replace in the copy: the name on the page, and the new one, without ``.py``.
     """
     folder.mkdir(parents=True, exist_ok=True)
     text = recipes()[name]

@@ -71,13 +71,13 @@ class Job:
     Parameters
     ----------
     directory : Path
-        For the logs.
+        The folder of the logs.
     servers, trainers : int
-        How many the job has, whether started or not.
+        The size of the job, whether its replicas are started or not.
     environ : mapping
-        For all replicas, beside their roles.
+        Further environment variables of all replicas.
     rounds : int
-        For how many jobs in turn the servers need ports; those of the later ones follow the first one's.
+        The number of successive jobs for which the servers need ports; each job has the next ports.
     """
 
     directory: Path

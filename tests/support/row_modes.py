@@ -35,9 +35,9 @@ class Tables:
     mode : Mode
     num_trainers : int
     held : bool
-        Whether trainers hold the table too, and so are told of the rows that have changed.
+        True if trainers keep copies of the table, and therefore receive changed rows.
     number : int
-        How many tables there are, all of this kind; what is sent and read is the first one's.
+        The number of equal tables; only the first is updated and read.
     """
 
     def __init__(self, mode: Mode, num_trainers: int = 2, *, held: bool = False, number: int = 1) -> None:

@@ -33,7 +33,7 @@ def two_checkpoints(folder: Path) -> Table:
         table.update(np.arange(5000), torch.ones(5000, 3), step)
     whole = saved(table, folder / "checkpoint-0", 2)
     for step in range(3, 20):
-        table.update(np.arange(300, 900), torch.ones(600, 3), step)  # the other rows grow too old
+        table.update(np.arange(300, 900), torch.ones(600, 3), step)  # the other rows expire
     assert 600 < len(table) < 5000
     changed = saved(table, folder / "checkpoint-1", 19, BaseRecord("checkpoint-0", "save2"), 2)
     assert changed.bytes < whole.bytes / 2

@@ -11,7 +11,7 @@ from fleet.tables.ids import SHARDS, Placement, shard_of
 from fleet.tables.rows import join, part
 
 CROWDED = (3, 90, 200)
-"""Virtual shards of three different servers, where there are as many."""
+"""Virtual shards that are on different servers if there are at least three servers."""
 
 
 def crowd(per_shard: int, shards: tuple[int, ...] = CROWDED, *, negative: bool = False) -> np.ndarray:

@@ -15,7 +15,7 @@ SOCKS = 5
 class Tunnel:
     """A proxy that resolves every host name to this machine.
 
-    `asked` are the addresses that its clients named, in their order.
+    `asked` contains the addresses that clients requested, in order.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Tunnel:
     async def _greet_socks(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> tuple[str, int]:
-        await reader.readexactly((await reader.readexactly(1))[0])  # how the client may prove who it is
+        await reader.readexactly((await reader.readexactly(1))[0])  # the client's authentication methods
         writer.write(bytes([SOCKS, 0]))
         *_, kind = await reader.readexactly(4)
         if kind == 1:

@@ -1,8 +1,8 @@
 """Scheduling of tests: tests run in parallel processes, but those marked `serial` run alone.
 
-A test holds one lock for as long as it runs: together with others, or a serial one by itself. Who waits for
-that stands in a door that one at a time can pass, so that nobody goes before a serial test that waits. One
-process keeps its turn from one serial test to the next.
+A running test holds the lock `room`: shared, or exclusively if the test is serial. To get this lock, a
+process must first hold the lock `door`, so that no other test overtakes a waiting serial test. A process
+keeps both locks from one serial test to the next.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Scheduler", "Turns", "arrange", "is_serial"]
 
 ORDER = ("controlplane", "runtime", "unit")
-"""Folders by how long their longest tests take: whatever comes last should be short."""
+"""Folders in descending order of their longest test, so that only short tests remain at the end."""
 
 SHARING = (
     "test_collective_twins.py",
@@ -33,10 +33,10 @@ SHARING = (
     "test_wheels.py",
     "test_wire_faults.py",
 )
-"""Modules whose tests share what takes long to make, or the addresses that they bind."""
+"""Modules whose tests share a slow set-up or the addresses that they bind."""
 
 OWN_PLANE = ("test_chart.py", "test_kueue.py", "test_restored_etcd.py")
-"""Modules of `controlplane` with a control plane of their own."""
+"""Modules of `controlplane` that start their own control plane."""
 
 OWN_OPERATORS = (
     "test_builds.py",
@@ -46,7 +46,7 @@ OWN_OPERATORS = (
     "test_namespaces.py",
     "test_network_policies.py",
 )
-"""Modules of `controlplane` with operators of their own. Those beside them share one operator."""
+"""Modules of `controlplane` that start their own operators; all other modules share one operator."""
 
 
 def is_serial(item: pytest.Item | None) -> bool:
@@ -57,7 +57,7 @@ def is_serial(item: pytest.Item | None) -> bool:
 def arrange(items: list[pytest.Item], root: Path) -> None:
     """Sort tests into the order in which they are scheduled.
 
-    Serial tests come first: nothing is under way then that would have to stand still for them.
+    Serial tests come first, while no other test is running that would have to finish before them.
     """
 
     def folder(item: pytest.Item) -> str:
@@ -72,7 +72,7 @@ def arrange(items: list[pytest.Item], root: Path) -> None:
 class Scheduler(LoadScopeScheduling):  # type: ignore[misc] # xdist has no types
     """A scheduler that assigns tests individually; tests that share a resource run in one process.
 
-    Those of a unit are short, and handed out together.
+    The unit tests of a module are short, and are assigned together.
     """
 
     def _split_scope(self, nodeid: str) -> str:

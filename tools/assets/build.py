@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 GO_ENVIRONMENT = {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local"}
 GO_FLAGS = "-buildvcs=false"
-"""Added to the user's GOFLAGS, such as -p=1 on a machine that has other work."""
+"""Added to the user's GOFLAGS, such as -p=1 on a busy machine."""
 GO_VERSION = (1, 26)
 BUILD_SECONDS = 3600.0
-"""The longest that one build may take, on a slow machine with empty caches."""
+"""The time limit of one build, for a slow machine with empty caches."""
 TELL_SECONDS = 30.0
-"""How often a running build prints a line."""
+"""The interval at which a running build prints a line."""
 
 
 def build(

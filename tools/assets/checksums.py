@@ -1,7 +1,7 @@
 """The pinned checksums of official files, one line per program and architecture in ``assets.lock``.
 
-Only ``python -m tools.assets --pin`` writes it, from files that it has downloaded. A line counts for the very
-version that it names, so that a new version has no pin until somebody has made one.
+Only ``python -m tools.assets --pin`` writes the file, from downloaded files. A line applies only to the
+version that it names, so a new version is unpinned until the command is run again.
 """
 
 from __future__ import annotations

@@ -35,16 +35,16 @@ def ensure(
     names : iterable of str
         Keys of `PROGRAMS`.
     environ : mapping, optional
-        Read as by `find`, and handed to Go; this process's if absent.
+        Read as by `find`, and passed to Go; this process's environment by default.
     downloads : bool
-        Whether an official file is taken where one is pinned; else everything is built.
+        True to download pinned official files; False to build everything.
     without_go : bool
-        Whether to leave out programs that only Go could build, where there is no Go.
+        True to omit programs that would have to be built if Go is missing.
 
     Raises
     ------
     AssetError
-        A name is unknown, a file has another checksum than its pin, or a program could not be built.
+        A name is unknown, a file has a wrong checksum, or a program could not be built.
     """
     environ = os.environ if environ is None else environ
     names = list(names)
@@ -81,7 +81,7 @@ def _ensured(name: str, environ: Mapping[str, str], downloads: bool) -> Path:
     folder = cache_folder(environ)
     (folder / ".new").mkdir(parents=True, exist_ok=True)
     with _one_at_a_time(folder / ".lock", name):
-        # Somebody else may have got it while we waited.
+        # Another process may have installed the program in the meantime.
         return cached(name, environ) or _got(name, folder / name, environ, downloads)
 
 

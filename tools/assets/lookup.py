@@ -27,14 +27,15 @@ def find(names: Iterable[str], environ: Mapping[str, str] | None = None) -> dict
     names : iterable of str
         Keys of `PROGRAMS`.
     environ : mapping, optional
-        Read for ``KUBEBUILDER_ASSETS``, ``PATH``, ``XDG_CACHE_HOME`` and ``HOME``; this process's if absent.
+        The environment with ``KUBEBUILDER_ASSETS``, ``PATH``, ``XDG_CACHE_HOME`` and ``HOME``; this process's
+        own by default.
 
     Raises
     ------
     AssetError
         A name is unknown.
     MissingError
-        A program is nowhere; the message names all that are missing.
+        A program is missing; the message names all missing programs.
     """
     environ = os.environ if environ is None else environ
     found = {name: installed(name, environ) or cached(name, environ) for name in names}
@@ -64,7 +65,7 @@ def _will_do(path: Path, wanted: Program) -> bool:
         try:
             with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
                 return content.find(f"\t{wanted.go_module}\tv{wanted.wanted}.".encode()) >= 0
-        except (OSError, ValueError):  # not to be read, or empty
+        except (OSError, ValueError):  # unreadable or empty
             return False
     try:
         answer = subprocess.run(

@@ -22,7 +22,7 @@ def pin(names: Iterable[str], say: Callable[[str], None]) -> None:
     Raises
     ------
     AssetError
-        A file did not come, or does not hold a program for Linux. Then nothing is written.
+        A file could not be downloaded, or does not contain a Linux program. Nothing is written then.
     """
     found = {}
     with tempfile.TemporaryDirectory() as folder:

@@ -1,11 +1,11 @@
 """Lets a Python program run as a container's first process and still end on SIGTERM.
 
-The kernel drops a signal to a container's first process unless that process has installed a handler for
-it, and a Python handler runs only between two bytecodes: never while torch is being loaded, nor in a
-collective that waits for its peers. A pod's ``command`` replaces the image's entry point, so a small
-init there would be by-passed. Instead the interpreter itself calls `step_aside` when it starts (from
-``fleet_pid1.pth``): the program goes on in a child, where signals have their usual effect, and the
-first process only passes signals on, reaps orphans and ends as the child has ended.
+The kernel ignores a signal to a container's first process unless the process has a handler for it. A Python
+handler runs only between two bytecodes: never while torch is being loaded, or while a collective waits for
+its peers. A pod's ``command`` replaces the image's entry point, and would bypass an init program there.
+Instead, the interpreter calls `step_aside` when it starts (from ``fleet_pid1.pth``): the program continues in
+a child, where signals have their usual effect, and the first process only forwards signals, reaps orphans and
+exits with the child's status.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FORWARDED = frozenset(
 def step_aside() -> None:
     """Continue in a child process if this process is a container's first; otherwise do nothing.
 
-    At a terminal nothing is done either: Ctrl-C already reaches the whole foreground there.
+    Nothing is done at a terminal either, where Ctrl-C reaches all foreground processes.
     """
     if os.getpid() == 1 and not os.isatty(0):
         supervise()
@@ -39,7 +39,7 @@ def step_aside() -> None:
 def supervise() -> None:
     """Fork; return in the child, while the parent waits and exits with the child's status.
 
-    A child that a signal ended gives 128 + the signal's number, as a shell does.
+    If a signal has ended the child, the exit status is 128 + the signal's number, as in a shell.
     """
     watched = FORWARDED | {signal.SIGCHLD}
     inherited = signal.pthread_sigmask(signal.SIG_BLOCK, watched)

@@ -1,9 +1,9 @@
 """Builds the root file system of an image that can run the interpreter in /opt/fleet.
 
-Runs inside `docker build`. The base image has a shell, a package manager and parts of Python that the
-operator never runs. Files that are not in an image need no updates, and are of no use to an attacker. So this
-copies only the packages, the interpreter, its standard library, the shared libraries that these load, and the
-certificates, each to the same path.
+It runs in `docker build`. The base image has a shell, a package manager and parts of Python that the operator
+never runs. Files that are not in an image need no updates, and are of no use to an attacker. Therefore only
+the packages, the interpreter, its standard library, the shared libraries that these load, and certificates
+are copied, each to the same path.
 """
 
 import os

@@ -1,6 +1,7 @@
 """The cluster of end-to-end tests: that of ``KUBECONFIG``, or one created with kind for this run.
 
-Making it is tried twice, because it depends on a busy machine's disks and networks; no test ever is.
+Creating the cluster is retried once, because it depends on the disks and networks of a busy machine. Tests
+are never retried.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def cluster(programs: Programs, folder: Path, environ: Mapping[str, str] = os.en
     Raises
     ------
     CommandError
-        ``KUBECONFIG`` names a cluster that does not answer, or kind could not make one.
+        The cluster of ``KUBECONFIG`` does not respond, or kind could not create one.
     """
     given = environ.get("KUBECONFIG")
     if given:

@@ -22,7 +22,7 @@ def run(
     Raises
     ------
     CommandError
-        It did not end with status 0 within `timeout` seconds.
+        The command did not end with status 0 within `timeout` seconds.
     """
     line = " ".join(str(word) for word in command)
     try:
@@ -50,7 +50,7 @@ def run_visibly(*command: str | Path, timeout: float, env: Mapping[str, str] | N
     Raises
     ------
     CommandError
-        It did not end with status 0 within `timeout` seconds.
+        The command did not end with status 0 within `timeout` seconds.
     """
     line = " ".join(str(word) for word in command)
     print(f"+ {line}", flush=True)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 BUILD_SECONDS = 1800.0
 LOAD_SECONDS = 1500.0
-"""The trainer image has 6 GB; a busy machine writes 30 MB of it a second."""
+"""Enough for the 6 GB of the trainer image on a busy machine, which writes 30 MB per second."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,13 @@ def build(images: Images) -> None:
 def load(images: Images, kubectl: Kubectl, environ: Mapping[str, str] = os.environ) -> None:
     """Load both images onto every node.
 
-    ``E2E_LOAD_IMAGE`` is a command that does it for one image, its last argument, on a cluster that is not
-    of kind; ``true`` if the cluster can pull them.
+    On a cluster that kind has not created, the command ``E2E_LOAD_IMAGE`` loads one image, which is its last
+    argument. Set it to ``true`` if the cluster can pull the images.
 
     Raises
     ------
     CommandError
-        The nodes are not containers of kind and no command is given, or an image could not be loaded.
+        kind has not created the nodes and no command is set, or an image could not be loaded.
     """
     command = environ.get("E2E_LOAD_IMAGE")
     nodes = {node["metadata"]["name"] for node in kubectl.get("nodes")}
@@ -96,7 +96,7 @@ def _load_into(node: str, image: str) -> None:
         subprocess.Popen(import_it, stdin=saving.stdout, stdout=subprocess.DEVNULL) as importing,
     ):
         assert saving.stdout is not None
-        saving.stdout.close()  # the import's own copy is the only one left: docker ends if the import does
+        saving.stdout.close()  # only the import's copy stays open, so docker ends if the import does
         try:
             statuses = importing.wait(LOAD_SECONDS), saving.wait(60)
         except subprocess.TimeoutExpired:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 REQUEST_SECONDS = 60.0
-"""How long a request to the API server may take on a machine that has much else to do."""
+"""The time limit for a request to the API server on a busy machine."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Kubectl:
         Raises
         ------
         CommandError
-            It failed, or took longer than `timeout` seconds.
+            The command failed, or took longer than `timeout` seconds.
         """
         return run(*self._command(*arguments), timeout=timeout, stdin=stdin)
 
@@ -83,7 +83,7 @@ class Kubectl:
         Raises
         ------
         AssertionError
-            None came within `timeout` seconds; the message says `what` was waited for, and the last status.
+            The wait exceeded `timeout` seconds; the message contains `what` and the last status.
         """
 
         async def wait(server: ApiServer) -> dict[str, dict[str, Any]]:

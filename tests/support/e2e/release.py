@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 CHART = Path("charts/fleet-operator")
 INSTALL_SECONDS = 180.0
 GONE_SECONDS = 60.0
-"""How long Kubernetes may take to delete what belonged to objects that are gone."""
+"""The time limit for Kubernetes to delete the dependents of deleted objects."""
 
 
 @dataclass
