@@ -81,7 +81,7 @@ def show(summary: Mapping[str, Any]) -> None:
 
 
 def run_alone(model: str, rounds: int, steps: int) -> dict[str, list[float]]:
-    """Measure training with one trainer, each way once per round; return the milliseconds per step."""
+    """Measure each way of training with one trainer once per round; return milliseconds per step."""
     running = {way: Running(f"{model}{way}", Shape(0, 1, ())) for way in alone_systems.WAYS}
     measured: dict[str, list[float]] = {way: [] for way in running}
     sizes = [MAX_BATCH] * rounds  # each trainer has its own batch

@@ -1,4 +1,4 @@
-"""The systems of the click-through-rate benchmark, which train the same model.
+"""The systems of the click-through-rate benchmark: plain PyTorch, and fleet with parameter servers.
 
 Batches are random, so that nothing is read or parsed: ids as in `benchmarks.sparse_systems`, 13 counts and a
 label. Adam updates the layers, and the rows that have a gradient.

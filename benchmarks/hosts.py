@@ -9,7 +9,7 @@ __all__ = ["LOOPBACK", "Hosts"]
 
 
 class Hosts(Protocol):
-    """The interface of a set of hosts, one per process: trainers in order, then servers."""
+    """The hosts of a system's processes, numbered with trainers first and servers second."""
 
     @property
     def interface(self) -> str:

@@ -121,7 +121,7 @@ def network(num_hosts: int, mbit_per_second: int) -> Iterator[Network]:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Ignore further Ctrl-C within the block, so that the clean-up can finish."""
+    """Ignore SIGINT and SIGTERM within the block, so that the clean-up can finish."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield

@@ -202,7 +202,7 @@ def speeds(pods: Mapping[str, Mapping[str, float]], started: float) -> dict[str,
 
 
 def lateness(pods: Watched, jobs: Watched) -> dict[str, float]:
-    """Return how late the statuses of jobs reported their success and their running pods."""
+    """Return the delays with which job statuses reported success and running pods."""
     trainers = {name: seen for name, seen in pods.first.items() if "-trainer-" in name}
     late = [
         jobs.first[job]["Succeeded"] - max(moments) for job, moments in _by_job(trainers, "Succeeded").items()

@@ -133,13 +133,13 @@ def cost_of(
 
 
 def parse_shapes(text: str) -> list[tuple[int, int]] | None:
-    """Parse shapes of trainers x servers, such as ``1x8,8x1``; return None if one is invalid."""
+    """Parse shapes such as ``1x8,8x1``, each trainers x servers; return None if one is invalid."""
     found = [re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", each) for each in text.split(",") if each]
     return None if None in found else [(int(each[1]), int(each[2])) for each in found if each is not None]
 
 
 def processor_seconds(pid: int) -> float:
-    """Return the user and system time of a process, in kernel ticks of 10 ms."""
+    """Return the CPU time of a process in seconds, with a resolution of one kernel tick (10 ms)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS
 

@@ -90,7 +90,7 @@ class Mapped:
 
 
 class Lmdb:
-    """A row store on LMDB, with one asynchronous transaction per batch."""
+    """A row store on LMDB, with one transaction per batch that is not synced to disk."""
 
     def __init__(self, num_rows: int, memory: int, directory: str) -> None:
         del memory

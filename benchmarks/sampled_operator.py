@@ -29,7 +29,7 @@ class SampledOperator(startup.Operator):
     """The operator together with a task that samples it."""
 
     async def run(self) -> int:
-        """Run the operator until it ends, sampling it meanwhile."""
+        """Run the operator and sample it until it ends."""
         sampling = asyncio.create_task(_sample(Path(sys.argv[1])))
         try:
             return await super().run()

@@ -61,7 +61,7 @@ class _Computing:
         )
 
     def __call__(self, embedded: Tensor) -> None:
-        """Run the backward pass of the rows, float32[n, 26, 10], and update the layers."""
+        """Run the backward pass for rows of shape float32[n, 26, 10], and update the layers."""
         if self.layers is None or self._optimizer is None:
             embedded.sum().backward()
             return

@@ -1,4 +1,4 @@
-"""Watches pods and jobs: records when each reached a phase, and what statuses reported."""
+"""Watches pods and jobs, and records when each reached a phase and when its status changed."""
 
 import asyncio
 import json

@@ -71,7 +71,7 @@ class Value:
 
 
 def chart_page(folder: Path) -> str:
-    """Return the README of the chart in `folder`, without the notice of its generation."""
+    """Return the README of the chart in `folder`, without the notice that the file is generated."""
     chart = yaml.safe_load((folder / "Chart.yaml").read_text())
     page = PAGE.format(**chart, kubernetes=chart["kubeVersion"].removeprefix(">=").removesuffix(".0-0"))
     return page + "".join(value.row() for value in values(folder))

@@ -1,4 +1,4 @@
-"""The job `digits` of many tests: two parameter servers and two trainers."""
+"""The job `digits`, which many tests use: two parameter servers and two trainers."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ class ForkedPython:
 
 @functools.cache
 def relay() -> dict[str, str]:
-    """Return an environment in which ``python`` and ``torchrun`` fork their program from a warm process.
+    """Return an environment in which ``python`` and ``torchrun`` fork programs from a preloaded process.
 
     Linux only, because the forker's socket has an abstract name.
     """
@@ -186,7 +186,7 @@ def relay() -> dict[str, str]:
 
 
 def program_of(pid: int) -> int:
-    """Return the id of the process that a ``python`` of `relay` has forked; for others, `pid` itself."""
+    """Return the id of the process that a ``python`` of `relay` has forked, or `pid` if there is none."""
     try:
         return int((_relay_folder() / str(pid)).read_text())
     except FileNotFoundError:

@@ -157,7 +157,7 @@ class Namespace:
         await self.client.merge_patch(self.path("pods", pod), {"metadata": {"annotations": named}})
 
     async def end(self, *pods: str, exit_code: int = 0, message: str | None = None) -> None:
-        """Make simulated pods end."""
+        """End simulated pods with an exit code and a message."""
         for pod in pods:
             await self.annotate(pod, exit_code=str(exit_code), message=message)
 

@@ -80,7 +80,7 @@ class OneServer:
         return float(np.frombuffer(self.shard.store.view(block), dtype=np.float32)[0])
 
     def pulled(self, trainer: int, step: int) -> list[float]:
-        """Return the values, by block, that a trainer gets when it requests those of a step."""
+        """Return the values of a step, by block, as a trainer receives them on request."""
         return [float(value[0]) for value in self.pulled_arrays(trainer, step)]
 
     def pulled_arrays(self, trainer: int, step: int) -> list[np.ndarray[Any, Any]]:

@@ -68,7 +68,7 @@ def ended(pod: ObservedPod, exit_code: int | None = 0, **fields: Any) -> Observe
 
 
 def pending(pod: ObservedPod, reason: str | None = None, message: str | None = None) -> ObservedPod:
-    """Return a pod that does not run yet for the given reason."""
+    """Return a pod that is not running yet, with the given reason."""
     return replace(pod, phase=PodPhase.PENDING, ready=False, reason=reason, message=message)
 
 

@@ -18,7 +18,7 @@ CONFIG = TableConfig("t", 3, Adam(), admission=CountFilter(2), eviction=(TimeToL
 def saved(
     table: Table, directory: Path, updates: int, base: BaseRecord | None = None, since: int | None = None
 ) -> FileRecord:
-    """Save a table as a checkpoint of its own; return the record of its file."""
+    """Save a table as a separate checkpoint; return the record of its file."""
     copy = table.snapshot(since)
     record = RowsRecord(table.config.name, tuple(range(SHARDS)), updates, base)
     file = write_rows(directory, f"save{updates}", "0-of-1-table-0", record, copy, copy.parts())

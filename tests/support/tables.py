@@ -24,7 +24,7 @@ def crowd(per_shard: int, shards: tuple[int, ...] = CROWDED, *, negative: bool =
 def updates(
     ids: np.ndarray, steps: int, dimension: int, seed: int = 0
 ) -> Iterator[tuple[np.ndarray, Tensor, int]]:
-    """Yield updates, each with ids, a gradient and a step; the first ids are the most frequent."""
+    """Yield updates, each with ids, a gradient and a step; some ids are much more frequent than others."""
     random = np.random.default_rng(seed)
     shuffled = random.permutation(ids)
     chances = 1.0 / np.arange(1, ids.size + 1)

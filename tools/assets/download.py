@@ -36,7 +36,7 @@ PIECE_BYTES = 1 << 18
 
 
 class UnavailableError(Exception):
-    """A download failed for the reason that the message gives."""
+    """A download failed; the message gives the reason."""
 
 
 def download(name: str, program: Program, arch: str, sha256: str, to: Path) -> None:

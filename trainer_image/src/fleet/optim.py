@@ -91,7 +91,7 @@ class Optimizer(torch.optim.Optimizer):
 
     @staticmethod
     def update(value: Tensor, grad: Tensor, state: Mapping[str, Tensor], options: Mapping[str, Any]) -> None:
-        """Apply the formula to a value and its state in place; `grad` is regularized and not modified."""
+        """Apply the subclass's formula to a value and its state in place; `grad` is already regularized."""
         raise NotImplementedError
 
     @staticmethod
@@ -155,7 +155,7 @@ def clipped(grad: Tensor, options: Mapping[str, Any]) -> Tensor:
 
 
 def regularized(grad: Tensor, value: Tensor, options: Mapping[str, Any]) -> Tensor:
-    """Return a dense gradient with the gradients of the L1 and L2 penalties added, if there are any."""
+    """Return a dense gradient plus the gradients of the L1 and L2 penalties, if any."""
     if l2 := options["weight_decay"]:
         grad = grad.add(value, alpha=l2)
     if l1 := options["l1_decay"]:

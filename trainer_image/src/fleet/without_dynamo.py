@@ -38,7 +38,7 @@ def defer_dynamo() -> None:
 
 
 def direct_step(optimizer: Optimizer) -> Callable[[], object]:
-    """Return an optimizer's step without hooks, which wrap only the script's own call of ``step``.
+    """Return an optimizer's step function without its hooks, which run around the script's own step.
 
     The step function of a torch optimizer is called alone, without hooks, profiler marks and the import. A
     user-defined ``step`` is called unchanged, except for the hooks.

@@ -56,7 +56,7 @@ class BackwardPass:
         self._averagers.append(averager)
 
     def reach(self, averager: "GradientAverager") -> None:
-        """Register an averager at its first gradient; its exchange is completed at the end of this pass.
+        """Register an averager at its first gradient, to complete its exchange at the end of this pass.
 
         Raises
         ------

@@ -20,7 +20,7 @@ __all__ = ["ParameterAverager"]
 
 
 class ParameterAverager(Synchronizer):
-    """Averages an optimizer's parameters at intervals of several steps; see `Synchronizer`.
+    """Averages an optimizer's parameters at intervals; see `Synchronizer`.
 
     Gradients and the optimizer's state stay local to each trainer; `equalize` averages the state as well.
 

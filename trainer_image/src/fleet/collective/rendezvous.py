@@ -336,7 +336,7 @@ def _dial(host: str, port: int, patience_seconds: float) -> socket.socket:
 
 
 def _verify(connected: socket.socket, key: bytes) -> None:
-    """Authenticate a client and this process to each other by the key; raise ConnectionError on failure."""
+    """Authenticate a client and this process to each other with the key; raise ConnectionError on failure."""
     challenge = secrets.token_bytes(CHALLENGE_BYTES)
     connected.sendall(challenge)
     answer, mac = _receive(connected, CHALLENGE_BYTES), _receive(connected, MAC_BYTES)
@@ -348,7 +348,7 @@ def _verify(connected: socket.socket, key: bytes) -> None:
 
 
 def _prove(dialled: socket.socket, key: bytes) -> None:
-    """Authenticate this process and the gate to each other by the key; raise ConnectionError on failure."""
+    """Authenticate this process and the gate to each other with the key; raise ConnectionError on failure."""
     challenge, answer = _receive(dialled, CHALLENGE_BYTES), secrets.token_bytes(CHALLENGE_BYTES)
     dialled.sendall(answer + greeting_mac(key, Side.TRAINER, challenge, answer, of="store"))
     expected = greeting_mac(key, Side.SERVER, challenge, answer, of="store")

@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 
 class CollectiveTraining(Saver):
-    """An optimizer and the tensors that it updates; see `fleet.checkpoint.Savable`.
+    """Saves, loads and exports an optimizer and the tensors that it updates.
 
     Every trainer holds the whole model, so a checkpoint has one shard. Its format is that of a job with one
     parameter server, and either kind of job can load the other's.

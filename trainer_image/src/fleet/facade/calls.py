@@ -237,7 +237,7 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
         return minimize
 
     def is_worker(self) -> bool:
-        """Return whether this process is a trainer, as every process of a collective job is.
+        """Return whether this process is a trainer; True for every process of a collective job.
 
         Returns
         -------
@@ -389,7 +389,7 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
         return share_of_files(files, role.index, role.worker_num)
 
     def _find_role(self, role_maker: RoleMaker, *, collective: bool) -> Role:
-        """Return the role for ``init``; raise ConfigurationError if it is of the other kind of job.
+        """Return the role for ``init``; raise ConfigurationError if it belongs to the other kind of job.
 
         From here on, a user's mistake ends the process as it would end a replica, although the role is not
         known yet.

@@ -1,4 +1,4 @@
-"""The `fleet` singleton of a collective job, with the methods of Paddle's."""
+"""The `fleet` singleton of a collective job, with Paddle's method names."""
 
 import os
 from collections.abc import Callable

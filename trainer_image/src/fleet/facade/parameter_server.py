@@ -1,4 +1,4 @@
-"""The `fleet` singleton of a parameter-server job, with the methods of Paddle's."""
+"""The `fleet` singleton of a parameter-server job, with Paddle's method names."""
 
 import os
 from collections.abc import Callable

@@ -76,7 +76,7 @@ class Loops:
         self._resumed: Place | None = None
 
     def begin(self, call: str, made: int, per_epoch: int | None, epochs: int) -> int:
-        """Begin a loop; return the training step at which its first epoch starts, possibly negative.
+        """Begin a loop; return the training step, possibly negative, at which its first epoch starts.
 
         Parameters
         ----------
@@ -302,7 +302,7 @@ class LoopCalls(ABC):
     def _enter(
         self, loader: Iterable[Batch], start: int | None, rest: Callable[[], Iterator[Batch]]
     ) -> Callable[[], Iterator[Batch]]:
-        """Return a function that iterates over an epoch's remaining batches, and over all once it has run."""
+        """Return a factory of iterators over an epoch's remaining batches or, after a step, over all."""
         return lambda: rest() if self._steps_made() == start else iter(loader)
 
     def _compare_steps(self, epoch: int, before: int | None, expected: int) -> None:

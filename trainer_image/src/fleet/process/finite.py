@@ -75,7 +75,7 @@ class FiniteCheck:
         return self._step >= self.next_look
 
     def restart(self) -> None:
-        """Forget the rows found so far and check the next step, because new weights have been loaded."""
+        """Forget the affected rows and check the next step, because new weights have been loaded."""
         self.lost_rows.clear()
         self.next_look = 0
 
@@ -194,7 +194,7 @@ def _numbers(gradient: Tensor) -> Tensor:
 
 
 def _are_finite(gradients: list[Tensor]) -> bool:
-    """Return whether all values are finite, judged by a norm, which NaN and infinity propagate to.
+    """Return whether all values are finite, checked by a norm, to which NaN and infinity propagate.
 
     On a CPU the Euclidean norm takes a fifteenth of the time of the maximum norm. Its squares may overflow
     although all values are finite, so the maximum norm decides if the Euclidean norm is not finite.

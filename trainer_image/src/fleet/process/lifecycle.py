@@ -498,7 +498,7 @@ def _exit_code(error: BaseException) -> int:
 
 
 def _one_sentence(error: BaseException) -> str:
-    """Return an error's message on one line; other than fleet's errors, with type and location."""
+    """Return an error as one line of text, with its type and location unless it is a FleetError."""
     message = " ".join(str(error).split())
     if isinstance(error, FleetError):
         return message or type(error).__name__
