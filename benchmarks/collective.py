@@ -162,7 +162,7 @@ def read_options() -> tuple[argparse.Namespace, list[str], list[int], list[int]]
 
 
 def main() -> None:
-    """Run the benchmark with the command line's options."""
+    """Run the benchmark with the command-line options."""
     options, systems, batches, trainers = read_options()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # to end all processes
     summaries = []

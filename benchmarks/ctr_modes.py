@@ -97,7 +97,7 @@ def show(found: Mapping[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run the comparison with the command line's options."""
+    """Run the comparison with the command-line options."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ctr_modes", description=__doc__)
     parser.add_argument("--modes", default=",".join(MODES), help=f"of {', '.join(MODES)} (default: all)")
     parser.add_argument("--lines", type=int, default=100_000, help="to train on (default: 100000)")

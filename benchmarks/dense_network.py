@@ -187,7 +187,7 @@ def check_memory(case: Case, systems: Sequence[str], parameter_bytes: int) -> No
 
 
 def main() -> None:
-    """Run the benchmark with the command line's options."""
+    """Run the benchmark with the command-line options."""
     options, cases, systems, widths = read_options()
     if (unmet := unmet_needs()) is not None:
         raise SystemExit(f"benchmarks.dense_network: {unmet}")

@@ -245,7 +245,7 @@ def show(summary: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run with the command line's options; return 1 if any job's result differs."""
+    """Run with the command-line options; return 1 if any job's result differs."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kills", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--kills", type=int, default=200, help="for each optimizer (default: %(default)s)")

@@ -32,7 +32,7 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Samples:
-    """The operator's measurements of itself since a moment; see `benchmarks.sampled_operator`."""
+    """The operator's measurements of itself since a given time; see `benchmarks.sampled_operator`."""
 
     path: Path
     since: float
@@ -164,7 +164,7 @@ async def _restarted(plane: OperatedPlane, num_small: int) -> dict[str, float]:
 
 
 def _longest_gap(renewals: Sequence[float], since: float) -> float:
-    """Return the longest time in seconds between two renewals of the Lease since a moment."""
+    """Return the longest time in seconds between two renewals of the Lease since a given time."""
     taken = [moment for moment in renewals if moment >= since]
     return max((later - moment for moment, later in pairwise(taken)), default=0.0)
 

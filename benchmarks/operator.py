@@ -142,7 +142,7 @@ def _writes(calls: "Mapping[str, int]") -> int:
 
 
 async def _finish(client: ApiClient, namespace: str, pods: Watched, jobs: Watched, num_jobs: int) -> None:
-    """End all trainers successfully and then, once a job has succeeded, its servers.
+    """End all trainers successfully, and each job's servers once the job has succeeded.
 
     At most ENDED_AT_ONCE pods are ending at a time, so that no pod waits for long in kwok's queue.
     """
@@ -181,7 +181,7 @@ async def _finish(client: ApiClient, namespace: str, pods: Watched, jobs: Watche
 
 
 def speeds(pods: Mapping[str, Mapping[str, float]], started: float) -> dict[str, float]:
-    """Return the rates at which pods were created and became running, in pods per second.
+    """Return the rates at which pods were created and started running, in pods per second.
 
     Parameters
     ----------

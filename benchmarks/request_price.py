@@ -152,7 +152,7 @@ def held_by(pid: int) -> Held:
 
 
 def measure(running: Running, steps: int, batch: int) -> Price:
-    """Run steps on a system's trainers and return their price."""
+    """Run steps on a system's trainers; return processor times and steps per second."""
     pids = running.pids
     servers = [pid for name, pid in pids.items() if name.startswith("server")]
     trainers = [pid for name, pid in pids.items() if name.startswith("trainer")]
@@ -195,7 +195,7 @@ def beat(trainers: int, servers: int) -> dict[str, float]:
 def run_shape(
     trainers: int, servers: int, systems: Sequence[str], workload: str, rounds: int, steps: int, python: str
 ) -> dict[str, Any]:
-    """Measure the systems with one shape and workload; return the price and the held resources of each."""
+    """Measure the systems with one shape and workload; return the `Price` and the resources of each."""
     running = {}
     for name in systems:
         system, _, tree = name.partition("-")
@@ -261,7 +261,7 @@ def show(summary: Mapping[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run the benchmark with the command line's options."""
+    """Run the benchmark with the command-line options."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.request_price", description=__doc__)
     parser.add_argument("--shapes", default=SHAPES, help="trainers x servers (default: %(default)s)")
     parser.add_argument("--heartbeats", default="1x1,1x8,8x1", help="as --shapes (default: %(default)s)")

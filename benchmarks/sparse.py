@@ -95,7 +95,7 @@ def show(summary: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run the benchmark with the command line's options."""
+    """Run the benchmark with the command-line options."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sparse", description=__doc__)
     parser.add_argument("--rounds", type=int, default=8, help="per workload (default: 8)")
     parser.add_argument("--steps", type=int, default=40, help="steps per system and round (default: 40)")

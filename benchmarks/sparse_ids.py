@@ -98,7 +98,7 @@ def measure() -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Run the benchmark with the command line's options."""
+    """Run the benchmark with the command-line options."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sparse_ids", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()

@@ -108,7 +108,7 @@ def show(summary: Mapping[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run the benchmark with the command line's options."""
+    """Run the benchmark with the command-line options."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sparse_network", description=__doc__)
     parser.add_argument(
         "--cases", default=DEFAULT_CASES, help="trainers+servers@Mbit/s, … (default: %(default)s)"

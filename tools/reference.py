@@ -117,8 +117,9 @@ def _quoted(text: str) -> str:
 def types_of_public_names() -> str:
     """Return the source of the module that declares the types of the public names.
 
-    The package has what is imported there. The `fleet` of a job has it as attributes, without what it has
-    methods for; and each subpackage as an object, as mypy knows no attributes of a module in an attribute.
+    The package exports the names that this module imports. The class `_PublicNames` declares them as
+    attributes of a job's `fleet` object, except names for which that object has methods. Each subpackage
+    becomes an object, because mypy does not know the attributes of a module that is an attribute.
     """
     packages = [name for name in fleet.NAMES if name not in fleet.__all__]
     attributes = {name: name for name in fleet.__all__ if not hasattr(FleetCalls, name)}

@@ -42,7 +42,7 @@ def on_servers(**options: Any) -> Any:
 
 
 def alone() -> Any:
-    """Return the model with a local table instead, initialized identically."""
+    """Return an identically initialized model whose table is local."""
     table = on_servers().embedding.table
     config = table.config(torch.optim.SGD, {"lr": 0.1})
     values = fleet.tables.Table(config).look_up(torch.arange(ROWS).numpy())

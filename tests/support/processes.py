@@ -20,7 +20,7 @@ PORTS = range(21000, 31000, CLAIMED)
 
 
 def wait_for(probe: Callable[[], T], what: str, *, seconds: float = 60.0) -> T:
-    """Wait until `probe` returns a true value, and return it; fail with the condition after a timeout."""
+    """Wait until `probe` returns a true value, and return it; fail after a timeout."""
     deadline = time.monotonic() + seconds
     while not (value := probe()):
         if time.monotonic() > deadline:

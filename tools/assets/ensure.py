@@ -115,7 +115,7 @@ def _kept(name: str, new: Path, path: Path, origin: str, done: str, started: flo
 
 @contextlib.contextmanager
 def _one_at_a_time(lock: Path, name: str) -> Iterator[None]:
-    """Hold the cache's lock within the block; print which process holds it if this one must wait."""
+    """Hold the cache's lock within the block; while waiting for it, print which process holds it."""
     with lock.open("a+") as file:
         started, told = time.monotonic(), False
         while True:

@@ -18,7 +18,7 @@ REPAIR = (
 
 
 def problem_with(package: ModuleType, folder: Path) -> str | None:
-    """Describe how another distribution has damaged this package, and its repair; None if intact.
+    """Describe the damage that another distribution has done to this package; None if there is none.
 
     Parameters
     ----------

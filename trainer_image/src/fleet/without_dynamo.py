@@ -57,7 +57,7 @@ def step_directly(optimizer: Optimizer) -> None:
 
 @cache  # keyed by function, because torch replaces it when the first optimizer of a class is made
 def _unwrapped(step: Callable[..., Any]) -> tuple[Any, bool]:
-    """Return a class's ``step`` without its hooks, or None, and whether torch defines the method."""
+    """Return a class's ``step`` without hooks (None if unknown), and whether torch defines the method."""
     layers = [step]
     while (wrapped := getattr(layers[-1], "__wrapped__", None)) is not None:
         layers.append(wrapped)

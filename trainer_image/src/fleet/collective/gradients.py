@@ -186,7 +186,7 @@ class AverageCheck:
 
 @dataclass(frozen=True)
 class _Ending:
-    """State of a pass that is ending: the parameters without a gradient, and those unfrozen temporarily."""
+    """The state of a pass that is ending: parameters without a gradient, and temporarily unfrozen ones."""
 
     absent: list[int]
     thawed: list[torch.Tensor]

@@ -339,7 +339,7 @@ class Group:
         carrier = "NCCL"
         if reason := why_not_nccl(self._facts):
             carrier = "gloo"
-            _log.warning("CUDA tensors travel through the host's memory, which is slow: %s", reason)
+            _log.warning("CUDA tensors are sent through host memory, which is slow: %s", reason)
         elif len({facts.model for facts in self._facts.values()}) > 1:
             models = ", ".join(f"trainer {rank}: {facts.model}" for rank, facts in self._facts.items())
             _log.warning("the trainers' GPUs differ, so all wait for the slowest (%s)", models)

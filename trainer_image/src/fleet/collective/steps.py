@@ -111,7 +111,7 @@ class Steps:
         self._recent: deque[Step] = deque(maxlen=_RECENT)
 
     def record(self, groups: Groups | None) -> None:
-        """Record a step with its hyper-parameters, or None if gradients were cleared without a step."""
+        """Record a step with its hyper-parameters; None stands for gradients cleared without a step."""
         self._count += 1
         self._recent.append(Step(self.number, groups))
         self.digest = zlib.crc32(f"{self.number} {groups}".encode(), self.digest)
@@ -182,7 +182,7 @@ def _known_from(account: Account) -> int:
 
 
 def _other_number(theirs: Account, ours: Account, rank: int, first: int) -> tuple[int, str, str] | None:
-    """Return the first point at which the numbers of steps differ, with both described, or None."""
+    """Return the first point at which numbers of steps differ, with a description of both, or None."""
     found, expected = (
         Counter((step.before, step.groups is None) for step in each.recent) for each in (theirs, ours)
     )
@@ -199,7 +199,7 @@ def _other_number(theirs: Account, ours: Account, rank: int, first: int) -> tupl
 
 
 def _other_options(theirs: Account, ours: Account, rank: int, first: int) -> tuple[int, str, str] | None:
-    """Return the first step at which a hyper-parameter differs, with both values described, or None."""
+    """Return the first step whose hyper-parameters differ, with a description of both values, or None."""
     known = ([step for step in each.recent if step.before >= first] for each in (theirs, ours))
     for found, expected in zip(*known, strict=True):
         for number, (group, other) in enumerate(zip(found.groups or (), expected.groups or (), strict=False)):

@@ -172,7 +172,7 @@ class Heartbeats:
         return 2 * self._deadlines.heartbeat_seconds
 
     def _take_over(self, absences: Sequence[Absence], now: float) -> None:
-        """Become the observer unless another trainer was faster; keep the known absences."""
+        """Become the observer unless another trainer already is; keep the known absences."""
         if self._publish(self._text, self._claim(absences), now):
             self._seen = {each.rank: (each.number, now - each.seconds) for each in absences}
 

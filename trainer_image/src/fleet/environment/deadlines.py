@@ -20,7 +20,7 @@ class Deadlines:
 
     @property
     def silent_seconds(self) -> float:
-        """The silence after which the log names a peer: five heartbeats."""
+        """The seconds of silence, five heartbeat intervals, after which the log names a peer."""
         return 5 * self.heartbeat_seconds
 
     @property

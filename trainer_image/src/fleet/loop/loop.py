@@ -288,7 +288,7 @@ class LoopCalls(ABC):
         return loop()
 
     def _begin_loop(self, call: str, per_epoch: int | None, epochs: int) -> tuple[int, int]:
-        """Begin a loop; return the training step of its start and the number of its completed steps."""
+        """Begin a loop; return the training step at which it starts and the number of its completed steps."""
         made = self._steps_made()
         if made is None:
             return 0, 0

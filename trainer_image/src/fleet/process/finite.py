@@ -127,7 +127,11 @@ class FiniteCheck:
             for table, row in lost.items():
                 self.lost_rows.setdefault(table, f"row {row} in step {self._made()}")
         if (dense and not self._warned) or (lost and not self._warned_of_rows):
-            does = "such steps are skipped" if self.action == "skip" else "the weights become the same"
+            does = (
+                "such steps are skipped"
+                if self.action == "skip"
+                else "the weights become NaN or infinite, too"
+            )
             _log.warning("%s; %s. This is logged once. To avoid it, %s", found, does, _HELP)
         self._warned |= dense
         self._warned_of_rows |= bool(lost)

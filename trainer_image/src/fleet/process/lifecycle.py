@@ -223,7 +223,7 @@ class _Lifecycle:
             self.name(role, int(index))
 
     def name(self, role: str, index: int) -> None:
-        """Set this process's role and index, which name it in progress and messages."""
+        """Set the role and index by which progress and messages identify this process."""
         self.identity, self.is_server = f"{role.lower()} {index}", role == "PSERVER"
         progress.identify(role, index)
 
