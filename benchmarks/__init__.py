@@ -1,1 +1,1 @@
-"""Benchmarks: each compares fleet with alternatives, in one run on the same machine."""
+"""Benchmarks that compare fleet with alternatives, in one run on the same machine."""

@@ -1,7 +1,7 @@
-"""Benchmarks a single trainer: the cost of averaging gradients when there is only one trainer.
+"""The systems of the single-trainer benchmark: plain PyTorch, DDP and fleet.
 
-ResNet-50, of the example, and 1,000 parameters of 8 or 64 numbers; on a GPU where there is one. Gradients are
-set to None, as ``zero_grad()`` does by default.
+The models are the example's ResNet-50, and one with 1,000 parameters of 8 or 64 numbers; they train on a GPU
+if there is one. Gradients are set to None, as ``zero_grad()`` does by default.
 """
 
 import runpy
@@ -17,7 +17,7 @@ __all__ = ["MODELS", "SMALL", "WAYS", "device", "num_samples", "trainer"]
 
 MODELS = {"resnet": "ResNet-50", "small": "1,000 small parameters"}
 WAYS = {"plain": "PyTorch alone", "ddp": "DistributedDataParallel", "fleet": "fleet.collective"}
-"""A system is called by both, as in resnetddp."""
+"""A system's name combines a model and a way, as in resnetddp."""
 
 _RESNET = Path(__file__).parents[1] / "examples" / "resnet50" / "model.py"
 SMALL = (8,) * 501
@@ -26,17 +26,17 @@ _PIXELS = 224
 
 
 def device() -> torch.device:
-    """Return the device on which the trainers compute."""
+    """Return the device on which trainers compute."""
     return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def num_samples(where: torch.device) -> int:
-    """Return the number of samples in a batch for the device."""
+    """Return the number of samples in a batch on a device."""
     return 32 if where.type == "cuda" else 1
 
 
 def trainer(config: Config) -> tuple[Step, End]:
-    """Train one of `MODELS` in one of `WAYS`, as selected by the system's name."""
+    """Train the model in the way that the system's name selects."""
     name = next(name for name in MODELS if config.system.startswith(name))
     way = config.system.removeprefix(name)
     where = device()
@@ -72,7 +72,7 @@ def _nothing() -> None:
 
 
 def _workload(name: str, samples: int) -> tuple[nn.Module, Tensor, Tensor]:
-    """Return a model with fixed initial values, and a batch."""
+    """Return a model with fixed initial values, and one batch."""
     torch.manual_seed(0)
     if name == "small":
         model: nn.Module = nn.Sequential(*build_layers(SMALL))

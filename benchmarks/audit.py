@@ -1,4 +1,4 @@
-"""The operator's requests to the API server, according to the audit log."""
+"""The requests to an API server, read from its audit log."""
 
 import json
 from collections import Counter
@@ -10,19 +10,19 @@ __all__ = ["AuditLog", "is_write", "leases"]
 READS = ("get", "list", "watch")
 
 Calls = Counter[str]
-"""How often each thing was asked, by verb and resource: ``create pods``, ``update fleetjobs/status``."""
+"""The number of requests by verb and resource, such as ``create pods`` or ``update fleetjobs/status``."""
 
 
 class AuditLog:
-    """The audit log of an API server, which is read as it grows.
+    """A reader of an API server's growing audit log.
 
     Parameters
     ----------
     path : Path
-        The log; one JSON object a line, written when a request has been answered. A watch is one request, and
-        has been answered when it ends.
+        The log, with one JSON object per line, written when a request is complete. A watch is one request,
+        which is complete when it ends.
     account : str
-        Whose requests count: what the name of a user begins with.
+        The prefix of the user names whose requests are counted.
     """
 
     def __init__(self, path: Path, account: str) -> None:
@@ -31,14 +31,14 @@ class AuditLog:
         self._read_bytes = 0
         self._calls: Calls = Counter()
         self.renewals: list[float] = []
-        """When the Lease was renewed, in seconds since the epoch."""
+        """The times at which the Lease was renewed, in seconds since the epoch."""
 
     def calls(self) -> Calls:
-        """Return all requests so far."""
+        """Return all requests in the log so far."""
         with self._path.open("rb") as log:
             log.seek(self._read_bytes)
             for line in log:
-                if not line.endswith(b"\n"):  # the rest of it is being written
+                if not line.endswith(b"\n"):  # the line is not complete yet
                     break
                 self._read_bytes += len(line)
                 self._count(line)
@@ -60,5 +60,5 @@ def is_write(call: str) -> bool:
 
 
 def leases(calls: Calls) -> int:
-    """Return how many requests concern the Lease for leader election."""
+    """Return the number of requests for the Lease of the leader election."""
     return sum(number for call, number in calls.items() if call.endswith(" leases"))

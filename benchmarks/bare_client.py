@@ -1,8 +1,8 @@
-"""The upper bound for any operator: a plain asynchronous client that only creates the jobs' objects.
+"""A minimal client that only creates the objects of jobs, as an upper bound for any operator.
 
-``python -m benchmarks.bare_client KUBECONFIG`` connects, prints ``ready``, and for each line of its input,
-``NAMESPACE NUM_JOBS SERVERS TRAINERS``, creates as fast as it can what an operator would: a Service, a
-NetworkPolicy and the pods of each job. A job without servers is a collective one.
+``python -m benchmarks.bare_client KUBECONFIG`` connects and prints ``ready``. For each line of input,
+``NAMESPACE NUM_JOBS SERVERS TRAINERS``, it creates the objects that an operator would create, as fast as
+possible: a Service, a NetworkPolicy and the pods of each job. A job without servers is collective.
 """
 
 import asyncio
@@ -22,18 +22,18 @@ __all__ = ["NUM_PODS", "SMALL", "Size", "job_manifest", "main"]
 CONCURRENCY = 16
 NUM_REPLICAS = 2
 NUM_PODS = 2 * NUM_REPLICAS
-"""Pods of a job: two parameter servers and two trainers."""
+"""The number of pods of a job: two parameter servers and two trainers."""
 
 
 class Size(NamedTuple):
-    """The number of each role's replicas in a job."""
+    """The size of a job: its number of replicas in each role."""
 
     servers: int
     trainers: int
 
     @property
     def pods(self) -> int:
-        """The number of pods."""
+        """The total number of pods."""
         return self.servers + self.trainers
 
 
@@ -41,7 +41,7 @@ SMALL = Size(NUM_REPLICAS, NUM_REPLICAS)
 
 
 def job_manifest(name: str, namespace: str, size: Size = SMALL) -> dict[str, Any]:
-    """Return a job whose pods take about 2 kB each and can all be created at once."""
+    """Return a job whose pods are about 2 kB each and can all be created at once."""
     container = {
         "name": "fleet",
         "image": "registry.example.org/recsys/ctr-train:2026.11.21",
@@ -54,7 +54,7 @@ def job_manifest(name: str, namespace: str, size: Size = SMALL) -> dict[str, Any
     }
     pod: dict[str, Any] = {"containers": [container]}
     if size != SMALL:
-        # kwok deletes terminating pods by name; if it is late, it would delete the next pod of that name.
+        # kwok deletes terminating pods by name; a late deletion would hit the next pod with that name.
         pod["terminationGracePeriodSeconds"] = 0
     spec: dict[str, Any] = {
         "mode": "Collective",
@@ -69,7 +69,7 @@ def job_manifest(name: str, namespace: str, size: Size = SMALL) -> dict[str, Any
 
 
 def objects(job: FleetJob) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the resource and manifest of each object of a job, without owners because no job exists."""
+    """Yield the resource and manifest of each object of a job, without owner references."""
     yield "services", build_service(job)
     for policy in build_extras(job, life=0, metrics_open=True):
         yield FEATURES["networkPolicies"].key, dict(policy.manifest)
@@ -80,7 +80,7 @@ def objects(job: FleetJob) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 async def create_all(client: ApiClient, namespace: str, num_jobs: int, size: Size) -> None:
-    """Create the objects of all jobs with `CONCURRENCY` concurrent requests."""
+    """Create the objects of all jobs, with `CONCURRENCY` requests at a time."""
     slots = asyncio.Semaphore(CONCURRENCY)
 
     async def create(plural: str, manifest: dict[str, Any]) -> None:

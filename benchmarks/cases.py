@@ -1,4 +1,4 @@
-"""The cases of the network benchmark, and the lower bound that links set for a step."""
+"""The cases of the network benchmark, and the minimum time of a step on their links."""
 
 import re
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ HALVED = ("bf16", "ddphalf", "allreducehalf")
 """The systems that send bfloat16."""
 ALL_REDUCES = ("ddp", "ddphalf", "allreduce", "allreducehalf", "localsgd")
 EVERY_EIGHTH = ("localsgd",)
-"""The systems that exchange something after every eighth step only."""
+"""The systems that communicate only after every eighth step."""
 PROCESS_BYTES = 250_000_000
-"""What a process takes before it has a parameter."""
+"""The memory of a process without parameters."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A case: the numbers of trainers and servers, the rate of their links, and the batch size."""
+    """A case: numbers of trainers and servers, link rate, and batch size."""
 
     num_trainers: int
     num_servers: int
@@ -38,7 +38,7 @@ def parse_cases(text: str) -> list[Case]:
     Raises
     ------
     ValueError
-        One is no case, cannot be measured, or stands there twice.
+        A case is malformed, cannot be measured, or occurs twice.
     """
     cases = [_case(part) for part in text.split(",")]
     if len(set(cases)) != len(cases):
@@ -58,7 +58,7 @@ def _case(text: str) -> Case:
 
 
 def limit_seconds(system: str, case: Case, parameter_bytes: int) -> float:
-    """Return how long the busiest link needs for the bytes of one step, without headers.
+    """Return the time that the busiest link needs for one step's payload.
 
     Parameters
     ----------
@@ -66,9 +66,9 @@ def limit_seconds(system: str, case: Case, parameter_bytes: int) -> float:
         One of `benchmarks.systems.SYSTEMS`. Without communication the limit is 0.
     case : Case
     parameter_bytes : int
-        Those of the model, M. Every trainer sends M to the servers and receives M from them, both at once in
-        a full-duplex link; a server receives and sends its part of M for every trainer. In a ring of N every
-        member sends 2 (N - 1) / N x M.
+        The size M of the model. Every trainer sends M to the servers and receives M from them, at the same
+        time over a full-duplex link; a server receives and sends its part of M for every trainer. In a ring
+        of N trainers, each one sends 2 (N - 1) / N x M.
     """
     if system == "compute":
         return 0.0
@@ -81,7 +81,7 @@ def limit_seconds(system: str, case: Case, parameter_bytes: int) -> float:
 
 
 def memory_bytes(system: str, case: Case, parameter_bytes: int) -> int:
-    """Estimate the memory of a system's processes, with a margin over measured values.
+    """Estimate the memory that a system's processes need, with a safety margin.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""A certificate for encrypted systems: from its own authority, valid for every host of a benchmark."""
+"""TLS certificates for benchmarks of encrypted systems."""
 
 import atexit
 import shutil
@@ -12,7 +12,7 @@ _NAME = "benchmark"
 
 
 def environment() -> dict[str, str]:
-    """Create a certificate in a new folder; return environment variables that make replicas use it."""
+    """Create a certificate in a new folder; return the environment variables that make replicas use it."""
     folder = Path(tempfile.mkdtemp(prefix="fleet-benchmark-tls-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]

@@ -1,9 +1,9 @@
-"""Benchmarks how much of a step a trainer spends on detecting changes to gradients or parameters.
+"""Benchmarks the share of a step that a trainer spends on detecting changed gradients and parameters.
 
-``python -m benchmarks.change_checks`` trains a perceptron of a million parameters in 40 tensors on one
-parameter server and one trainer, in sync mode, one thread each. In the trainer it counts the time within all
-that takes marks of gradients and parameters and compares them, the counting included. The first steps, which
-compare everything, are left out. Run it with nothing else at work.
+``python -m benchmarks.change_checks`` trains a perceptron of a million parameters in 40 tensors with one
+parameter server and one trainer in sync mode, with one thread each. In the trainer it measures the time spent
+in the functions that mark gradients and parameters and compare the marks, including the overhead of
+measuring. The first steps, which compare everything, are excluded. Run it on an idle machine.
 """
 
 import argparse
@@ -20,7 +20,7 @@ REPLICA = Path(__file__).parent / "checked_trainer.py"
 
 
 def summary(transport: str, rounds: list[dict[str, float]]) -> str:
-    """Return a line that summarizes the rounds of one transport."""
+    """Return a line that summarizes all rounds of one transport."""
     shares = sorted(100 * each["checks"] / each["step"] for each in rounds)
     step, checks = (statistics.median(each[name] for each in rounds) for name in ("step", "checks"))
     return (
@@ -30,7 +30,7 @@ def summary(transport: str, rounds: list[dict[str, float]]) -> str:
 
 
 def main() -> None:
-    """Run the benchmark; print a line for each transport."""
+    """Run the benchmark and print one line for each transport."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=10, help="of 50 steps each")
     given = parser.parse_args()

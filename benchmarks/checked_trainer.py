@@ -1,4 +1,4 @@
-"""A replica for `benchmarks.change_checks` that measures the time spent on detecting changes."""
+"""A replica for `benchmarks.change_checks` that times the detection of changes."""
 
 import functools
 import json
@@ -23,14 +23,14 @@ STEPS = 50
 
 
 class Counted:
-    """The seconds spent in certain functions; nested calls count once."""
+    """A timer that sums the time spent in selected functions; nested calls count once."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self._inside = False
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a wrapper of the function that measures its time."""
+        """Return a wrapper that adds the time of each call to this timer."""
 
         @functools.wraps(function)
         def counted(*arguments: Any, **options: Any) -> Any:
@@ -47,7 +47,7 @@ class Counted:
 
 
 def _count(counted: Counted) -> None:
-    """Start measuring the functions that detect changes in this process."""
+    """Wrap the functions that detect changes, to measure their time in this process."""
     unchanged = vars(SentGradient)["unchanged"]
     setattr(SentGradient, "unchanged", property(counted.around(unchanged.fget)))  # noqa: B010
     setattr(ParameterStore, "check_kept", counted.around(ParameterStore.check_kept))  # noqa: B010
@@ -55,7 +55,7 @@ def _count(counted: Counted) -> None:
 
 
 def main(transport: str, rounds: int) -> None:
-    """Run a replica; for each round, a trainer prints the seconds per step and those of the step's checks."""
+    """Run a replica; a trainer prints, per round, the seconds of a step and of its checks."""
     torch.set_num_threads(1)
     fleet.init()
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))

@@ -1,10 +1,11 @@
-"""Benchmarks how long a checkpoint stops training and how much memory it takes, compared with torch.save.
+"""Benchmarks how long a checkpoint stalls training, and its memory, compared with torch.save.
 
-``python -m benchmarks.checkpoint_stall`` trains the model of 25 million parameters with Adam (300 MB) on
-one parameter server and one trainer, in sync mode over loopback, and saves while it goes on. It prints how
-long ``fleet.save_check_point`` took to return, how long it was until the manifest was durable, the steps made
-meanwhile, and how far the server's peak of memory rose. The same state is then saved by ``torch.save`` and
-``fsync`` in one process, which waits for it. Run it with nothing else at work: everything shares the cores.
+``python -m benchmarks.checkpoint_stall`` trains the model of 25 million parameters with Adam (300 MB of
+state) on one parameter server and one trainer, in sync mode over loopback, and saves checkpoints during
+training. It prints the time until ``fleet.save_check_point`` returned, the time until the manifest was
+durable, the number of steps in between, and the increase of the server's peak memory. The same state is then
+saved by ``torch.save`` and ``fsync`` in one process, which waits for the result. Run it on an idle machine,
+because all processes share the cores.
 """
 
 import argparse
@@ -44,7 +45,7 @@ def _step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, data: torch.
 
 
 def _memory(pid: int, field: str) -> float:
-    """Return a memory field of a process in MB."""
+    """Return a memory field of a process's /proc status in MB."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024 / 1e6
@@ -52,7 +53,7 @@ def _memory(pid: int, field: str) -> float:
 
 
 def _begin_peak(pid: int) -> float:
-    """Reset a process's peak memory; return its current memory."""
+    """Reset a process's peak memory and return its current memory."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
     return _memory(pid, "VmRSS")
 
@@ -76,7 +77,7 @@ def _environment(role: str, port: int) -> dict[str, str]:
 
 
 def _fleet_process(folder: str, saves: int, server: int) -> dict[str, Any]:
-    """Run a replica; a trainer returns its measurements, including those of the server process."""
+    """Run a replica; return the measurements of a trainer, which include the server's memory."""
     from fleet import role_maker
     from fleet.parameter_server import fleet
 
@@ -96,7 +97,7 @@ def _fleet_process(folder: str, saves: int, server: int) -> dict[str, Any]:
     for number in range(saves):
         alone = [_step(model, optimizer, data) for _ in range(STEPS)]
         now = _begin_peak(server)
-        before = before or now  # what is given back stays with the process for the next save
+        before = before or now  # the process keeps freed memory for the next save
         began = time.perf_counter()
         fleet.save_check_point(folder)
         stall = time.perf_counter() - began
@@ -141,7 +142,7 @@ def _median(saves: list[dict[str, float]], field: str) -> float:
 
 
 def main() -> None:
-    """Run the benchmark; print a table or JSON."""
+    """Run the benchmark, and print a table or JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--saves", type=int, default=5)
     parser.add_argument("--folder", help="where checkpoints go; a temporary one otherwise")

@@ -1,9 +1,9 @@
-"""Benchmarks steps per second of collective training, compared with DistributedDataParallel on gloo.
+"""Benchmarks collective training against DistributedDataParallel on gloo, in steps per second.
 
-``python -m benchmarks.collective --json`` trains one model of 25 million parameters with every system, by two
-trainers and by four, in interleaved rounds as `benchmarks.dense_sync` does: ratios are taken within a round.
-With ``--small`` the model has 1,000 parameters of 8 or 64 numbers: what is done for each of them counts then.
-With ``--alone`` it tells instead what a step of one trainer by itself takes, beside PyTorch's alone.
+``python -m benchmarks.collective --json`` trains a model of 25 million parameters with every system, with two
+and with four trainers, in interleaved rounds as in `benchmarks.dense_sync`; ratios are computed within a
+round. With ``--small``, the model has 1,000 parameters of 8 or 64 numbers, so that the cost per parameter
+dominates. With ``--alone``, the benchmark instead compares a step of a single trainer with plain PyTorch.
 """
 
 import argparse
@@ -32,11 +32,11 @@ BATCHES = (64, 1)
 WARM_UP_STEPS = 4
 
 Rounds = dict[int, dict[str, list[float]]]
-"""Steps per second: by size of the batches and by system, those of each round."""
+"""Steps per second of each round, by batch size and by system."""
 
 
 def run(shape: Shape, systems: Sequence[str], batches: Sequence[int], rounds: int, steps: int) -> Rounds:
-    """Measure every system once per round, in varying order and with alternating batch sizes."""
+    """Measure every system once per round, in varying order and at alternating batch sizes."""
     running = {name: Running(name, shape) for name in systems}
     measured: Rounds = {batch: {name: [] for name in systems} for batch in batches}
     sizes = list(batches) * rounds
@@ -53,7 +53,7 @@ def run(shape: Shape, systems: Sequence[str], batches: Sequence[int], rounds: in
 
 
 def report(num_trainers: int, measured: Rounds, steps: int) -> dict[str, Any]:
-    """Summarize steps per second by system, and their ratios to ddp within each round."""
+    """Summarize steps per second by system, and the ratios to ddp within each round."""
     return {
         "trainers": num_trainers,
         "steps_per_round": steps,
@@ -72,7 +72,7 @@ def report(num_trainers: int, measured: Rounds, steps: int) -> dict[str, Any]:
 
 
 def show(summary: Mapping[str, Any]) -> None:
-    """Print a table for one number of trainers."""
+    """Print the results for one number of trainers as a table."""
     print(f"{summary['trainers']} trainers, load {summary['load_average']:.1f}")
     for batch, of_size in summary["batches"].items():
         print(f"{f'  batches of {batch}':<44}{'steps/s':>22}{'of ddp, within a round':>26}")
@@ -81,10 +81,10 @@ def show(summary: Mapping[str, Any]) -> None:
 
 
 def run_alone(model: str, rounds: int, steps: int) -> dict[str, list[float]]:
-    """Measure each way of training with one trainer once per round; return the milliseconds per step."""
+    """Measure each way of training with one trainer once per round; return milliseconds per step."""
     running = {way: Running(f"{model}{way}", Shape(0, 1, ())) for way in alone_systems.WAYS}
     measured: dict[str, list[float]] = {way: [] for way in running}
-    sizes = [MAX_BATCH] * rounds  # each has a batch of its own
+    sizes = [MAX_BATCH] * rounds  # each trainer has its own batch
     for number, of_round in enumerate(interleave(running, sizes, steps, WARM_UP_STEPS, Running.measure)):
         for way, one in of_round.items():
             measured[way].append(one.seconds / steps * 1e3)
@@ -94,7 +94,7 @@ def run_alone(model: str, rounds: int, steps: int) -> dict[str, list[float]]:
 
 
 def report_alone(model: str, measured: Mapping[str, Sequence[float]], steps: int) -> dict[str, Any]:
-    """Summarize milliseconds per step, and their ratios to plain PyTorch within each round."""
+    """Summarize milliseconds per step, and the ratios to plain PyTorch within each round."""
     device = alone_systems.device()
     return {
         "model": model,
@@ -113,7 +113,7 @@ def report_alone(model: str, measured: Mapping[str, Sequence[float]], steps: int
 
 
 def show_alone(summary: Mapping[str, Any]) -> None:
-    """Print a table for one model with a single trainer."""
+    """Print the results of one model with a single trainer as a table."""
     about = alone_systems.MODELS[summary["model"]]
     head = f"1 trainer, {about}, on {summary['device']}, load {summary['load_average']:.1f}"
     print(f"{head:<58}{'ms a step':>24}{'of the first, within a round':>32}")
@@ -162,9 +162,9 @@ def read_options() -> tuple[argparse.Namespace, list[str], list[int], list[int]]
 
 
 def main() -> None:
-    """Run the benchmark with the options on the command line."""
+    """Run the benchmark with the command-line options."""
     options, systems, batches, trainers = read_options()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that every process is ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # to end all processes
     summaries = []
     widths = alone_systems.SMALL if options.small else WIDTHS
     for model in alone_systems.MODELS if options.alone else ():

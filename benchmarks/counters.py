@@ -1,4 +1,4 @@
-"""Kernel counters of a process's network namespace: TCP segments and the bytes on its link."""
+"""Kernel counters of network namespaces: TCP segments, and bytes on links."""
 
 import csv
 import time
@@ -16,7 +16,7 @@ SAMPLE_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class Segments:
-    """The number of TCP segments sent, and of retransmissions among them."""
+    """The numbers of TCP segments that were sent and retransmitted."""
 
     sent: int
     resent: int
@@ -30,7 +30,7 @@ class Segments:
 
 @dataclass(frozen=True)
 class Link:
-    """The bytes on a link, including all headers, at one moment."""
+    """The byte counters of a link at one moment, including all headers."""
 
     seconds: float
     sent_bytes: int
@@ -38,34 +38,34 @@ class Link:
 
 
 def segments_of(snmp: str) -> Segments:
-    """Read TCP counters from the contents of /proc/net/snmp."""
+    """Parse the TCP counters of /proc/net/snmp."""
     names, values = (line.split() for line in snmp.splitlines() if line.startswith("Tcp:"))
     tcp = dict(zip(names[1:], map(int, values[1:]), strict=True))
     return Segments(sent=tcp["OutSegs"] + tcp["RetransSegs"], resent=tcp["RetransSegs"])
 
 
 def link_of(dev: str, interface: str, seconds: float) -> Link:
-    """Read an interface's byte counters from the contents of /proc/net/dev."""
+    """Parse an interface's byte counters in /proc/net/dev."""
     (line,) = [line for line in dev.splitlines() if line.strip().startswith(f"{interface}:")]
     columns = line.partition(":")[2].split()
     return Link(seconds, sent_bytes=int(columns[8]), received_bytes=int(columns[0]))
 
 
 def segments_of_all(pids: Mapping[str, int]) -> Segments:
-    """Return the sum over the network namespaces of some processes."""
+    """Return the TCP counters summed over the network namespaces of the given processes."""
     return sum(
         (segments_of(Path(f"/proc/{pid}/net/snmp").read_text()) for pid in pids.values()), Segments(0, 0)
     )
 
 
 class Trace:
-    """A CSV file with the rates of every host's link in Mbit/s, sampled ten times a second.
+    """A CSV file with the rate of every host's link, sampled ten times a second.
 
     Parameters
     ----------
     file : text file
     interface : str
-        That of every host.
+        The name of the interface, which is the same on every host.
     """
 
     COLUMNS = ("case", "system", "round", "seconds", "host", "sent_mbit_per_s", "received_mbit_per_s")
@@ -77,12 +77,12 @@ class Trace:
 
     @contextmanager
     def of(self, pids: Mapping[str, int], *about: object) -> Iterator[None]:
-        """Sample the links of some processes within the block.
+        """Sample the links of the given processes within the block.
 
         Parameters
         ----------
         pids : mapping of str to int
-            The processes by the name of their host, each in a namespace of its own.
+            One process of each host, by host name; each host is a separate namespace.
         *about : object
             The case, the system and the round.
         """
@@ -100,7 +100,7 @@ class Trace:
         self, pids: Mapping[str, int], before: dict[str, Link], about: tuple[object, ...], ended: Event
     ) -> None:
         began = time.perf_counter()
-        with suppress(OSError):  # a process has ended: who waits for its answer tells it
+        with suppress(OSError):  # a process has ended, which the code that waits for its answer reports
             is_last = False
             while not is_last:
                 is_last = ended.wait(SAMPLE_SECONDS)
@@ -115,7 +115,7 @@ class Trace:
 
 
 def rates_between(before: Link, after: Link) -> tuple[float, float]:
-    """Return the sent and received Mbit/s between two moments."""
+    """Return the rates between two moments, in Mbit/s sent and received."""
     microseconds = (after.seconds - before.seconds) * 1e6
     return (
         8 * (after.sent_bytes - before.sent_bytes) / microseconds,

@@ -1,9 +1,9 @@
-"""Benchmarks samples per second of a click-through-rate model for several numbers of trainers.
+"""Benchmarks a click-through-rate model in samples per second, with several numbers of trainers.
 
-``python -m benchmarks.ctr --json`` trains what ``examples/ctr`` does, on batches of 1000 that are drawn and
-not read: by one process with PyTorch alone, and by 1, 2 and 4 trainers with one parameter server, each with
-batches of its own. Systems take turns in interleaved rounds, as in `benchmarks.sparse`, and ratios are
-taken within one. Each process has one torch thread.
+``python -m benchmarks.ctr --json`` trains the model of ``examples/ctr`` on random batches of 1000 samples:
+with plain PyTorch in one process, and with 1, 2 and 4 trainers and one parameter server, where each trainer
+has its own batches. The systems are measured in interleaved rounds, as in `benchmarks.sparse`, and ratios are
+computed within a round. Each process has one torch thread.
 """
 
 import argparse
@@ -26,11 +26,11 @@ BATCH = 1000
 WARM_UP_STEPS = 5
 
 Rounds = dict[str, list[float]]
-"""Samples a second of each round; by system, and after a hyphen its number of trainers."""
+"""Samples per second of each round, by system and number of trainers, joined by a hyphen."""
 
 
 def run(systems: Sequence[str], trainers: Sequence[int], rounds: int, steps: int) -> Rounds:
-    """Measure every system with every number of trainers once per round, in varying order."""
+    """Measure every system with every number of trainers, once per round and in varying order."""
     shapes = {ALONE: Shape(0, 1, WIDTHS)} | {
         f"{name}-{number}": Shape(NUM_SERVERS, number, WIDTHS) for name in systems for number in trainers
     }
@@ -46,7 +46,7 @@ def run(systems: Sequence[str], trainers: Sequence[int], rounds: int, steps: int
 
 
 def report(measured: Rounds, steps: int) -> dict[str, Any]:
-    """Summarize samples per second, and their ratios to plain PyTorch within each round."""
+    """Summarize samples per second, and the ratios to plain PyTorch within each round."""
     return {
         "benchmark": "ctr",
         "batch": BATCH,
@@ -77,7 +77,7 @@ def show(summary: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run the benchmark with the options on the command line."""
+    """Run the benchmark with the command-line options."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ctr", description=__doc__)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--steps", type=int, default=20, help="per system and round (default: 20)")
@@ -94,7 +94,7 @@ def main() -> None:
         parser.error(f"--trainers is {options.trainers!r}; expected numbers of 1 or more, each once")
     if options.rounds < 1 or options.steps < 1:
         parser.error(f"--rounds is {options.rounds} and --steps {options.steps}; expected 1 or more")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that every process is ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # to end all processes
     summary = report(
         run(systems, [int(each) for each in trainers], options.rounds, options.steps), options.steps
     )

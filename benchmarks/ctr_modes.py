@@ -1,10 +1,10 @@
-"""Compares the quality of ``examples/ctr`` in each mode with that of single-process training.
+"""Compares the model quality of ``examples/ctr`` in each mode with single-process training.
 
-``python -m benchmarks.ctr_modes`` writes files of Criteo's format whose truth is known, and trains the
-example on them by ``fleet.launch_ps`` with two parameter servers and two trainers, once in each mode. Its
-twin has the same lines in batches of the same size, in the sync mode in batches of all trainers' together.
-What counts is the area under the ROC curve on lines of their own: in modes without a barrier that of the
-trainer that ends last, which has seen all that the others have sent.
+``python -m benchmarks.ctr_modes`` writes files in Criteo's format with a known ground truth, and trains the
+example on them with ``fleet.launch_ps``, two parameter servers and two trainers, once in each mode. For
+comparison, a single process trains on the same lines with the same batch size; for sync mode, with the
+combined batches of all trainers. The result is the area under the ROC curve on separate test lines. In modes
+without a barrier, it is that of the trainer that finishes last, whose values include all updates.
 """
 
 import argparse
@@ -31,14 +31,14 @@ AUC = re.compile(r"^test AUC: ([0-9.]+)$", re.MULTILINE)
 
 
 def auc_of_twin(files: Sequence[Path], batch_size: int, lr: float) -> float:
-    """Train in one process; return the final AUC that it reports."""
+    """Train in one process and return the final AUC."""
     script = [sys.executable, str(EXAMPLE / "single.py"), *_flags(files, batch_size, lr)]
     ended = subprocess.run(script, capture_output=True, text=True, check=False)
     return _auc("the twin", ended.returncode, ended.stdout, ended.stderr)
 
 
 def auc_of_job(mode: str, files: Sequence[Path], batch_size: int, lr: float, logs: Path) -> float:
-    """Train with servers and trainers; return the final AUC of the trainer that finishes last."""
+    """Train with servers and trainers; return the final AUC of the last trainer to finish."""
     launch = [
         *(sys.executable, "-m", "fleet.launch_ps", f"--server_num={SERVERS}", f"--worker_num={TRAINERS}"),
         *(f"--start_port={FIRST_PORT}", f"--log_dir={logs}"),
@@ -67,7 +67,7 @@ def _auc(who: str, status: int, said: str, more: str) -> float:
 
 
 def run(modes: Sequence[str], lines: int, batch_size: int, lr: float, seed: int) -> dict[str, Any]:
-    """Train in a single process and in every mode; return the AUC of each."""
+    """Return the AUC of single-process training and of each mode."""
     with tempfile.TemporaryDirectory() as made:
         files = [Path(made) / "train.gz", Path(made) / "test.gz"]
         best = [
@@ -86,7 +86,7 @@ def run(modes: Sequence[str], lines: int, batch_size: int, lr: float, seed: int)
 
 
 def show(found: Mapping[str, Any]) -> None:
-    """Print a table."""
+    """Print the AUC of each mode as a table."""
     print(f"{found['lines']} lines; AUC of a perfect model: {found['perfect']:.4f}")
     print(f"{'mode':<12}{'AUC':>8}{'twin':>8}{'difference':>12}{'batches of the twin':>22}")
     for mode, row in found["modes"].items():
@@ -97,7 +97,7 @@ def show(found: Mapping[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run the comparison with the options on the command line."""
+    """Run the comparison with the command-line options."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ctr_modes", description=__doc__)
     parser.add_argument("--modes", default=",".join(MODES), help=f"of {', '.join(MODES)} (default: all)")
     parser.add_argument("--lines", type=int, default=100_000, help="to train on (default: 100000)")

@@ -1,7 +1,7 @@
-"""The systems of the click-through-rate benchmark: counts, categories, and layers of 400 units.
+"""The systems of the click-through-rate benchmark: plain PyTorch, and fleet with parameter servers.
 
-Batches are drawn, so that nothing is read or parsed: ids as in `benchmarks.sparse_systems`, 13 counts and a
-label beside them. Layers and rows are stepped with Adam, those of rows that have a gradient.
+Batches are random, so that nothing is read or parsed: ids as in `benchmarks.sparse_systems`, 13 counts and a
+label. Adam updates the layers, and the rows that have a gradient.
 """
 
 from itertools import count
@@ -34,7 +34,7 @@ class _Clicks(nn.Module):
 
 
 def _loop(model: nn.Module, index: int, *optimizers: torch.optim.Optimizer) -> Step:
-    """Return a function that trains on the trainer's next batch."""
+    """Return a function that runs a step on the trainer's next batch."""
     batches, numbers = id_batches(index), count()
     generator = torch.Generator().manual_seed(index)
     counts = torch.rand(len(batches[0]), COUNTS, generator=generator)
@@ -52,7 +52,7 @@ def _loop(model: nn.Module, index: int, *optimizers: torch.optim.Optimizer) -> S
 
 
 def torch_trainer(config: Config) -> tuple[Step, End]:
-    """Train in one process with plain PyTorch."""
+    """Train in a single process with plain PyTorch."""
     table = nn.Embedding(ROWS, DIMENSION, sparse=True)
     nn.init.zeros_(table.weight)
     model = _Clicks(table, config.widths)
@@ -78,7 +78,7 @@ def _fleet_init(config: Config) -> tuple[Any, Any, Any]:
 
 
 def fleet_trainer(config: Config) -> tuple[Step, End]:
-    """Train with fleet's servers in sync or async mode."""
+    """Train with fleet's parameter servers in sync or async mode."""
     fleet, model, optimizer = _fleet_init(config)
     fleet.init_worker()
     return _loop(model, config.index, optimizer), fleet.stop_worker

@@ -1,8 +1,9 @@
-"""Benchmarks a synchronous step of a tiny model (10 kB), whose cost is almost only communication.
+"""Benchmarks the latency of a synchronous step of a tiny model, which mostly communicates.
 
 ``python -m benchmarks.dense_latency --json`` prints the median and the 99th percentile of a step with two
-trainers and two servers beside torch.distributed.rpc, which take turns as in `benchmarks.dense_sync`.
-``--grid`` prints how they grow with 1, 2, 4 and 8 trainers and 1, 2 and 4 servers, one after the other.
+trainers and two servers, for fleet and for torch.distributed.rpc, in interleaved rounds as in
+`benchmarks.dense_sync`. ``--grid`` measures 1, 2, 4 and 8 trainers with 1, 2 and 4 servers, one combination
+after another.
 """
 
 import argparse
@@ -29,7 +30,7 @@ WARM_UP_STEPS = 50
 
 
 def run(shapes: Mapping[str, Shape], rounds: int, steps: int) -> dict[str, list[tuple[float, float]]]:
-    """Return, for each system and round, the median and 99th percentile of a step in milliseconds."""
+    """Return the median and 99th percentile of a step in milliseconds, by system and round."""
     running = {name: Running(name.replace(" ", "-"), shape) for name, shape in shapes.items()}
     measured: dict[str, list[tuple[float, float]]] = {name: [] for name in shapes}
     sizes = [MAX_BATCH] * rounds
@@ -41,7 +42,7 @@ def run(shapes: Mapping[str, Shape], rounds: int, steps: int) -> dict[str, list[
 
 
 def percentiles(step_seconds: Sequence[float]) -> tuple[float, float]:
-    """Return the median and 99th percentile in milliseconds."""
+    """Return the median and 99th percentile of step times, in milliseconds."""
     cuts = quantiles(step_seconds, n=100, method="inclusive")
     return 1e3 * cuts[49], 1e3 * cuts[98]
 
@@ -80,7 +81,7 @@ def show(summary: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run the benchmark with the options on the command line."""
+    """Run the benchmark with the command-line options."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.dense_latency", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=300, help="steps per system and round (default: 300)")
@@ -89,8 +90,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.rounds < 1 or options.steps < 2:
         parser.error(f"--rounds is {options.rounds} and --steps {options.steps}; expected 1 and 2 or more")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that every process is ended
-    if options.grid:  # one after the other: at once they are more processes than 24 GB hold
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # to end all processes
+    if options.grid:  # one after another, because all processes together exceed 24 GB
         measured: dict[str, list[tuple[float, float]]] = {}
         for name, shape in GRID.items():
             say(f"{name} (servers x trainers)")

@@ -1,10 +1,10 @@
-"""Benchmarks the memory that dense training needs on servers and trainers beyond the necessary data.
+"""Benchmarks the memory overhead of dense training on servers and trainers.
 
 ``python -m benchmarks.dense_memory --json`` trains the model of 25 million parameters with two trainers, or
-as many as ``--trainers`` says. It prints the peak of each process once everybody has begun: of a server
-without what a process with nothing but the imports has, of a trainer without what one with the same imports
-has that only computes. Synchronously over TCP and through shared memory, each page of which counts in equal
-parts for the processes that have it mapped, and asynchronously over TCP.
+with the number set by ``--trainers``. It prints the peak memory of each process during steps. For a server,
+the memory of a process that only has the same imports is subtracted; for a trainer, that of a trainer that
+has the same imports and only computes. It measures synchronous training over TCP and through shared memory,
+where a page counts in equal parts for the processes that map it, and asynchronous training over TCP.
 """
 
 import argparse
@@ -30,13 +30,13 @@ TRANSPORTS = {"fleet": "TCP", "shared": "shared memory", "async": "TCP, async"}
 
 
 def peaks(running: Running) -> list[int]:
-    """Start a system and return each process's peak memory in bytes during steps: servers, then trainers."""
+    """Run a system; return each process's peak memory during steps in bytes, servers first."""
     try:
         running.start()
         running.await_ready()
         running.measure(STEPS)
         for pid in running.pids.values():
-            Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak begins anew
+            Path(f"/proc/{pid}/clear_refs").write_text("5")  # resets the peak
         running.measure(STEPS)
         return [_peak(pid) for pid in running.pids.values()]
     finally:
@@ -59,19 +59,19 @@ def _bytes_of(pid: int, file: str, field: str) -> int:
 def report(
     system: str, num_servers: int, ours: Sequence[int], computing: int, imports: int
 ) -> dict[str, Any]:
-    """Summarize memory in bytes, and as multiples of the data that a process must hold.
+    """Summarize memory in bytes, and as a multiple of the data that a process must hold.
 
     Parameters
     ----------
     system : str
-        Which of `TRANSPORTS`.
+        One of `TRANSPORTS`.
     num_servers : int
     ours : sequence of int
-        The peaks of our servers and trainers.
+        The peak memory of fleet's servers and trainers.
     computing : int
-        That of a trainer that only computes, with the same imports.
+        The peak memory of a trainer that has the same imports and only computes.
     imports : int
-        That of a process that has only imported.
+        The peak memory of a process that only has the same imports.
     """
     servers, trainers = ours[:num_servers], ours[num_servers:]
     held = PARAMETER_BYTES / num_servers
@@ -87,7 +87,7 @@ def report(
 
 
 def run(trainers: int, systems: Sequence[str]) -> dict[str, Any]:
-    """Measure one and two servers with each of the given transports."""
+    """Measure each of the given transports with one server and with two."""
     (imports,) = peaks(Running("imports", Shape(0, 1, WIDTHS)))
     computing = max(peaks(Running("alone", Shape(0, trainers, WIDTHS))))
     rows = []
@@ -116,13 +116,13 @@ def show(summary: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run the benchmark with the options on the command line."""
+    """Run the benchmark with the command-line options."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.dense_memory", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--trainers", type=int, default=2)
     parser.add_argument("--systems", default=",".join(TRANSPORTS), help=f"of {', '.join(TRANSPORTS)}")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that every process is ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # to end all processes
     summary = run(options.trainers, options.systems.split(","))
     if options.json:
         print(json.dumps(summary))

@@ -1,12 +1,12 @@
-"""Benchmarks dense synchronous training limited by the network, compared with DistributedDataParallel.
+"""Benchmarks network-bound dense synchronous training against DistributedDataParallel.
 
-``python -m benchmarks.dense_network --json`` gives every process a host of its own, a network namespace, and
-limits each host's link in both directions. A system is compared with the least time that the links allow it:
-with parameters of M bytes and links of B bytes a second a step takes M/B with as many servers as trainers,
-2 M/B with half as many, and 2 (N - 1) / N x M/B in the ring of an all-reduce between N trainers. Systems take
-turns in interleaved rounds, as in `benchmarks.dense_sync`; each round has one step more than it counts, so
-that a step which leaves something to the next one does not leave it to nobody. It needs root and iproute2,
-and removes all that it makes.
+``python -m benchmarks.dense_network --json`` runs each process on its own host, a network namespace, and
+limits each host's link in both directions. A system is compared with the minimum time that the links allow:
+with parameters of M bytes and links of B bytes per second, a step takes M/B with as many servers as trainers,
+2 M/B with half as many servers, and 2 (N - 1) / N x M/B for a ring all-reduce between N trainers. The systems
+are measured in interleaved rounds, as in `benchmarks.dense_sync`; each round has one uncounted step at its
+end, which finishes work that the previous step has deferred. The benchmark needs root and iproute2, and
+removes everything that it creates.
 """
 
 import argparse
@@ -54,19 +54,19 @@ class Round:
     """The measurements of one system in one round."""
 
     seconds: float
-    """What a step took."""
+    """The time of a step."""
     segments: Segments
-    """What TCP sent in all of its steps, on every host."""
+    """The TCP segments of all steps, summed over the hosts."""
 
 
 Rounds = dict[str, list[Round]]
-"""By system, those of each round."""
+"""The measurements of each round, by system."""
 
 
 def run(
     case: Case, systems: Sequence[str], widths: tuple[int, ...], rounds: int, steps: int, trace: Trace | None
 ) -> Rounds:
-    """Measure every system once per round, in varying order, on a network created for the case."""
+    """Measure every system once per round, in varying order, on a network made for the case."""
     measured: Rounds = {name: [] for name in systems}
 
     def measure(running: Running, steps: int, batch: int) -> Round:
@@ -97,7 +97,7 @@ def run(
 
 
 def report(case: Case, measured: Rounds, parameter_bytes: int, steps: int) -> dict[str, Any]:
-    """Summarize a case: seconds per step, and ratios to each system's lower bound and to ddp."""
+    """Summarize a case: seconds per step, and their ratios to the lower bound and to ddp."""
     rows: dict[str, Any] = {}
     for name, rounds in measured.items():
         limit = limit_seconds(name, case, parameter_bytes)
@@ -123,7 +123,7 @@ def report(case: Case, measured: Rounds, parameter_bytes: int, steps: int) -> di
 
 
 def show(summary: Mapping[str, Any]) -> None:
-    """Print a table for one case."""
+    """Print the results of one case as a table."""
     title = f"{summary['case']}: {summary['parameter_bytes'] / 1e6:.1f} MB of parameters"
     print(f"{title:<44}{'limit s':>9}{'s/step':>9}{'of limit':>22}{'x ddp':>22}{'resent/step':>20}")
     for name, row in summary["systems"].items():
@@ -140,7 +140,7 @@ def _shown(row: Mapping[str, float] | None) -> str:
 
 
 def read_options() -> tuple[argparse.Namespace, list[Case], list[str], tuple[int, ...]]:
-    """Return the options, cases, systems and widths; raise SystemExit for an invalid command line."""
+    """Return the options, cases, systems and layer widths; raise SystemExit if one is invalid."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.dense_network", description=__doc__)
     parser.add_argument(
         "--cases",
@@ -176,7 +176,7 @@ def read_options() -> tuple[argparse.Namespace, list[Case], list[str], tuple[int
 
 
 def check_memory(case: Case, systems: Sequence[str], parameter_bytes: int) -> None:
-    """Refuse cases that exceed this machine's memory, because the kernel could kill unrelated processes."""
+    """Raise an error for cases that need more memory than this machine has."""
     needed = sum(memory_bytes(name, case, parameter_bytes) for name in systems)
     found = re.search(r"MemAvailable:\s+(\d+) kB", MEMORY.read_text())
     if found is not None and needed > (available := 1024 * int(found[1])):
@@ -187,11 +187,11 @@ def check_memory(case: Case, systems: Sequence[str], parameter_bytes: int) -> No
 
 
 def main() -> None:
-    """Run the benchmark with the options on the command line."""
+    """Run the benchmark with the command-line options."""
     options, cases, systems, widths = read_options()
     if (unmet := unmet_needs()) is not None:
         raise SystemExit(f"benchmarks.dense_network: {unmet}")
-    for number in (signal.SIGINT, signal.SIGTERM):  # so that every process is ended, and the network removed
+    for number in (signal.SIGINT, signal.SIGTERM):  # to end all processes and remove the network
         signal.signal(number, lambda received, _: sys.exit(128 + received))
     if (left := report_leftovers()) is not None:
         say(left)

@@ -1,11 +1,11 @@
-"""Benchmarks steps per second of dense synchronous training with two trainers, compared with alternatives.
+"""Benchmarks dense synchronous training with two trainers against alternatives, in steps per second.
 
-``python -m benchmarks.dense_sync --json`` trains one model of 25 million parameters with every system, in
-interleaved rounds: the processes of all systems live from beginning to end, and those that are not being
-measured are stopped (SIGSTOP), as some poll without a pause even when they have nothing to do. So every
-system meets the same state of the machine, and ratios are taken within a round. Every process computes with
-one thread. Rounds with batches of 64 samples, where computing takes most of a step, take turns with rounds of
-one sample, where communication does.
+``python -m benchmarks.dense_sync --json`` trains a model of 25 million parameters with every system, in
+interleaved rounds: the processes of all systems run from beginning to end, and those that are not being
+measured are stopped (SIGSTOP), because some poll continuously even when idle. All systems thus encounter the
+same state of the machine, and ratios are computed within a round. Every process computes with one thread.
+Rounds with batches of 64 samples, where computation dominates a step, alternate with rounds of one sample,
+where communication dominates.
 """
 
 import argparse
@@ -72,16 +72,16 @@ RATIOS = [
     for servers in (1, 2)
 ]
 DEFAULT = ("compute", "ddp", "rpc-1", "rpc-2", "grpc-2", "fleet-2", "cross-2", "shared-2", "both-2")
-"""All at once are more processes, of half a gigabyte and more each, than 24 GB hold."""
+"""The default systems; the processes of all systems together, each of at least 0.5 GB, exceed 24 GB."""
 BATCHES = (64, 1)
 WARM_UP_STEPS = 3
 
 Rounds = dict[int, dict[str, list[float]]]
-"""Steps per second: by size of the batches and by system, those of each round."""
+"""Steps per second of each round, by batch size and by system."""
 
 
 def run(systems: Sequence[str], batches: Sequence[int], rounds: int, steps: int) -> Rounds:
-    """Measure every system once per round, in varying order and with alternating batch sizes."""
+    """Measure every system once per round, in varying order and at alternating batch sizes."""
     running = {name: Running(name, Shape(NUM_SERVERS[name], NUM_TRAINERS, WIDTHS)) for name in systems}
     measured: Rounds = {batch: {name: [] for name in systems} for batch in batches}
     sizes = list(batches) * rounds
@@ -95,7 +95,7 @@ def run(systems: Sequence[str], batches: Sequence[int], rounds: int, steps: int)
 
 
 def report(measured: Rounds, steps: int) -> dict[str, Any]:
-    """Summarize steps per second by system, and ratios within each round, by size and overall."""
+    """Summarize steps per second by system, and the ratios within each round, by batch size and overall."""
     within = {
         (batch, f"{ours}/{other}"): [a / b for a, b in zip(of_size[ours], of_size[other], strict=True)]
         for batch, of_size in measured.items()
@@ -140,7 +140,7 @@ def show(summary: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run the benchmark with the options on the command line."""
+    """Run the benchmark with the command-line options."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.dense_sync", description=__doc__)
     parser.add_argument("--rounds", type=int, default=10, help="per size of batches (default: 10)")
     parser.add_argument("--batches", default=",".join(map(str, BATCHES)), help="sizes (default: %(default)s)")
@@ -163,7 +163,7 @@ def main() -> None:
         parser.error(f"--batches is {options.batches!r}; expected different sizes of 1 to {MAX_BATCH}")
     if options.rounds < 1 or options.steps < 1:
         parser.error(f"--rounds is {options.rounds} and --steps {options.steps}; expected 1 or more")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that every process is ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # to end all processes
     summary = report(run(systems, batches, options.rounds, options.steps), options.steps)
     if options.json:
         print(json.dumps(summary))

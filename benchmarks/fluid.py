@@ -1,9 +1,9 @@
-"""Benchmarks a step of the quick start with fluid's layers, compared with the same model in torch.nn.
+"""Benchmarks a step of the quick start's model, built with fluid's layers or with torch.nn.
 
-``python -m benchmarks.fluid --json`` runs both as programs by an executor: in one process, and with one
-trainer and one server in the mode sync. The systems take turns, in rounds whose order changes, and the ratios
-are within each round: of the median time of a step, and of the processor time of all processes, which other
-work on the machine disturbs less. The goal is at most 1.3.
+``python -m benchmarks.fluid --json`` runs both models as programs with an executor: in one process, and with
+one trainer and one server in sync mode. The systems are measured in rounds with varying order. Ratios are
+computed within each round, of the median time of a step and of the processor time of all processes, which is
+less sensitive to other load. The goal is a ratio of at most 1.3.
 """
 
 import argparse
@@ -23,12 +23,12 @@ __all__ = ["main"]
 WARM_UP_STEPS: Final = 100
 SHAPES: Final = {"local": Shape(0, 1), "1+1": Shape(1, 1)}
 SYSTEMS: Final = ("layers", "module")
-"""The model built from fluid's layers, and the same model as a module of torch.nn."""
+"""The model built with fluid's layers, and the same model as a torch.nn module."""
 KINDS: Final = ("step", "processor")
 
 
 def run(rounds: int, steps: int) -> dict[str, list[tuple[float, ...]]]:
-    """Return the measurements named in `KINDS` for each system and round."""
+    """Return the measurements in `KINDS`, by system and round."""
     running = {
         f"{where} {system}": Running(f"fluid{system}-{where}", shape)
         for where, shape in SHAPES.items()
@@ -44,7 +44,7 @@ def run(rounds: int, steps: int) -> dict[str, list[tuple[float, ...]]]:
 
 
 def measure(system: Running, steps: int, batch: int) -> tuple[float, ...]:
-    """Run steps of a system; return the median time and the processor time of a step."""
+    """Run steps of a system; return the median wall time and the processor time of a step."""
     before = sum(map(processor_seconds, system.pids.values()))
     made = system.measure(steps, batch)
     processor = sum(map(processor_seconds, system.pids.values())) - before
@@ -52,7 +52,7 @@ def measure(system: Running, steps: int, batch: int) -> tuple[float, ...]:
 
 
 def report(measured: dict[str, list[tuple[float, ...]]], steps: int) -> dict[str, Any]:
-    """Summarize milliseconds by system, and ratios of layers to modules within each round."""
+    """Summarize milliseconds by system, and the ratios of layers to modules within each round."""
     ratios = {
         f"{where} layers/module {kind}": [
             layers[at] / module[at]
@@ -84,7 +84,7 @@ def show(summary: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run the benchmark with the options on the command line."""
+    """Run the benchmark with the command-line options."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fluid", description=__doc__)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=500, help="steps per system and round (default: 500)")
@@ -92,7 +92,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.rounds < 1 or options.steps < 1:
         parser.error(f"--rounds is {options.rounds} and --steps {options.steps}; expected 1 or more")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that every process is ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # to end all processes
     summary = report(run(options.rounds, options.steps), options.steps)
     if options.json:
         print(json.dumps(summary))

@@ -1,7 +1,7 @@
-"""The systems of `benchmarks.fluid`: the quick start's model with fluid's layers or in torch.nn.
+"""The systems of `benchmarks.fluid`: the quick start's model with fluid's layers or torch.nn.
 
-Both are programs that an executor runs, feeds and fetches a loss from. Without servers they train in one
-process; with servers, a transpiled program trains in a job of the mode sync.
+Both models are programs that an executor runs. Without servers they train in one process; with servers, the
+transpiled program trains in a job in sync mode.
 """
 
 from typing import Any, Final
@@ -20,7 +20,7 @@ _BATCHES: Final = 16
 
 
 def _batches() -> list[dict[str, Any]]:
-    """Return batches like the quick start's: the label says which half of the inputs is larger."""
+    """Return random batches, labelled by which half of the inputs has the larger sum."""
     generator = torch.Generator().manual_seed(0)
     found = []
     for _ in range(_BATCHES):
@@ -32,7 +32,7 @@ def _batches() -> list[dict[str, Any]]:
 
 
 def _built() -> str:
-    """Build the model with layers; return the name of the loss."""
+    """Build the model with layers as the default program; return the name of the loss."""
     from fleet import fluid
 
     x = fluid.layers.data(name="x", shape=[INPUTS], dtype="float32")
@@ -73,7 +73,7 @@ def _program(config: Config) -> tuple[Any, str]:
 
 
 def trainer(config: Config) -> tuple[Step, End]:
-    """Train with an executor, in this process alone or in a job."""
+    """Train with an executor, either in this process alone or in a job."""
     from fleet import fluid
 
     transpiler, loss = _program(config)
@@ -91,7 +91,7 @@ def trainer(config: Config) -> tuple[Step, End]:
 
 
 def serve(config: Config) -> None:
-    """Serve a transpiled program until every trainer has finished."""
+    """Run a transpiled server program until every trainer has finished."""
     from fleet import fluid
 
     transpiler, _ = _program(config)

@@ -1,4 +1,4 @@
-"""The goals for the operator's speed, and the goals that a run has met."""
+"""Performance goals of the operator, and a comparison of measurements with them."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -19,12 +19,12 @@ RESTART_SECONDS_AT_5000 = 30
 LARGE_RUNNING_RATIO = 0.75
 LARGE_HALT_SECONDS = 0.1
 LARGE_RSS_MIB = 110
-RENEWAL_SECONDS = 10  # for so long the holder of the Lease counts on it without a renewal
+RENEWAL_SECONDS = 10  # how long the holder keeps the Lease without a renewal
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A goal and the corresponding measurement."""
+    """A goal with its measurement, and whether the goal is met."""
 
     goal: str
     measured: float
@@ -34,14 +34,14 @@ class Verdict:
 def judge(
     bursts: Mapping[str, Any], idle: Mapping[str, Any], large: Mapping[str, Any] | None = None
 ) -> list[dict[str, Any]]:
-    """Return verdicts on the goals for which a run has measurements.
+    """Compare a run's measurements with the goals; return a verdict on each measured goal.
 
     Parameters
     ----------
     bursts, idle : mapping
-        What was measured, by the number of jobs, as the benchmark prints it.
+        The measurements by number of jobs, as the benchmark prints them.
     large : mapping, optional
-        What was measured of large jobs, by their size.
+        The measurements of large jobs by size.
     """
     verdicts = [each for size, found in bursts.items() for each in _of_burst(int(size), found)]
     verdicts += [each for size, found in idle.items() for each in _of_idle(int(size), found)]
@@ -72,7 +72,7 @@ def _of_burst(size: int, found: Mapping[str, Any]) -> Iterator[Verdict]:
 def _of_idle(size: int, found: Mapping[str, Any]) -> Iterator[Verdict]:
     jobs = f"{size} idle jobs"
     yield _at_most(f"{jobs}: API calls in a minute", found["calls"], 0)
-    if size >= 1000:  # fewer are outweighed by what connections and caches take
+    if size >= 1000:  # with fewer jobs, connections and caches dominate
         yield _at_most(f"{jobs}: KiB a job", found["kib_per_job"], KIB_PER_JOB)
     yield _at_most(f"{jobs}: writes after a restart", found["restart_writes"], 0)
     if size <= 1000:

@@ -1,8 +1,8 @@
-"""A typical hand-written alternative: a parameter server on grpcio's bidirectional streams.
+"""A hand-written parameter server on grpcio's bidirectional streams, as a typical alternative.
 
-Tuned as far as grpcio allows: raw bytes without a serializer, one stream per trainer and server, pieces of
-2 MB so that sending, summing and receiving overlap, gradients that leave during the backward pass, and a
-channel that asks for throughput.
+It is tuned as far as grpcio allows: raw bytes without a serializer, one stream per trainer and server, pieces
+of 2 MB so that sending, summing and receiving overlap, gradients that are sent during the backward pass, and
+channels that are optimized for throughput.
 """
 
 import itertools
@@ -36,18 +36,18 @@ OPTIONS = [
 
 
 def _pieces(parameters: Iterable[Tensor]) -> list[tuple[Tensor, ...]]:
-    """Return the pieces of each parameter, as views that share its memory."""
+    """Return the pieces of each parameter as views of its memory."""
     return [parameter.detach().view(-1).split(PIECE_ELEMENTS) for parameter in parameters]
 
 
 def _numbers(pieces: Sequence[Sequence[Tensor]]) -> list[range]:
-    """Return the numbers of each parameter's pieces, which are the same at both ends."""
+    """Return the piece numbers of each parameter, which are the same on servers and trainers."""
     ends = list(itertools.accumulate(len(each) for each in pieces))
     return [range(end - len(each), end) for end, each in zip(ends, pieces, strict=True)]
 
 
 class _Server:
-    """Sums pieces as they arrive; the last trainer's piece triggers the update and the answers."""
+    """A server that sums pieces on arrival; the last trainer's piece triggers the update and the replies."""
 
     def __init__(self, config: Config) -> None:
         model = nn.Sequential(*build_layers(config.widths))
@@ -61,7 +61,7 @@ class _Server:
         self._answers: list[queue.SimpleQueue[int | None]] = []
 
     def train(self, requests: Iterator[bytes], _: grpc.ServicerContext) -> Iterator[bytes]:
-        """Serve a trainer."""
+        """Exchange gradients and values with one trainer until the stream ends."""
         answers: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         with self._lock:
             self._answers.append(answers)
@@ -108,7 +108,7 @@ def serve(config: Config) -> None:
 
 
 class _Trainer:
-    """A trainer with a stream to each server; the backward pass sends gradients on the streams."""
+    """A trainer with a stream to each server, on which the backward pass sends gradients."""
 
     def __init__(self, config: Config) -> None:
         self._model = nn.Sequential(*build_layers(config.widths))
@@ -144,7 +144,7 @@ class _Trainer:
             self._values[number].copy_(torch.frombuffer(answer, dtype=torch.float32, offset=HEADER.size))
 
     def close(self) -> None:
-        """Close all streams."""
+        """Close the streams to all servers."""
         for requests in self._requests:
             requests.put(None)
         for channel in self._channels:

@@ -1,4 +1,4 @@
-"""The hosts of a measured system's processes: this machine's loopback, or one host per process."""
+"""The hosts on which a system's processes run: this machine, or one simulated host per process."""
 
 import socket
 from collections.abc import Sequence
@@ -9,21 +9,21 @@ __all__ = ["LOOPBACK", "Hosts"]
 
 
 class Hosts(Protocol):
-    """Hosts for a system's processes, by number: trainers in order, then servers."""
+    """The hosts of a system's processes, numbered with trainers first and servers second."""
 
     @property
     def interface(self) -> str:
-        """The network interface through which a host reaches the others."""
+        """The network interface through which hosts reach each other."""
 
     def command(self, host: int, program: Sequence[str]) -> list[str]:
-        """Return the command that runs a program on a host."""
+        """Return the command line that runs a program on a host."""
 
     def endpoints(self, hosts: Sequence[int]) -> tuple[str, ...]:
-        """Return a free host:port on each of the given hosts."""
+        """Return one free host:port on each of the given hosts."""
 
 
 class _Loopback:
-    """The benchmark's own machine, used for every process."""
+    """The benchmark's own machine as the host of all processes."""
 
     interface = "lo"
 

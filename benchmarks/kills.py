@@ -1,11 +1,11 @@
-"""Kills replicas of training jobs at random with SIGKILL, and checks that results stay bitwise equal.
+"""Kills replicas of training jobs at random, and checks that results stay bitwise equal.
 
 ``python -m benchmarks.kills --json`` trains a small model synchronously with two parameter servers and two
-trainers, once undisturbed and then in jobs of which it kills replicas, servers and trainers, at random steps
-and random moments within them, 200 for each of SGD, momentum and Adam. A trainer comes back under a higher
-attempt; where a server is killed the whole job starts anew from its last checkpoint, as the operator starts
-it. Each job must end well, on every trainer with the digest of the undisturbed one. A trainer has come back
-to a half-made step where some blocks had made it and others had not.
+trainers, once without interruption and then in jobs whose servers and trainers it kills at random steps and
+at random moments within them: 200 kills for each of SGD, momentum and Adam. A killed trainer restarts with a
+higher attempt. If a server is killed, the whole job restarts from its last checkpoint, as under the operator.
+Each job must succeed, and every trainer must end with the digest of the uninterrupted job. A trainer resumes
+in a half-made step if some blocks had completed the step and others had not.
 """
 
 import argparse
@@ -33,26 +33,26 @@ SCRIPT = ROOT / "tests" / "runtime" / "parameter_server" / "scripts" / "kills.py
 OPTIMIZERS = ("sgd", "momentum", "adam")
 SERVERS = TRAINERS = 2
 PAUSE_SECONDS = 0.002
-"""Between two gradients of a step, so that a good part of the kills come there."""
+"""The pause between two gradients of a step, so that many kills happen there."""
 STEPS_PER_KILL = 8
 SAVE_EVERY = 5
 WITHIN_SECONDS = 0.03
-"""A kill comes so long after its step was made, or earlier."""
+"""The maximum time between the completion of a step and the kill."""
 PATIENCE_SECONDS = 120.0
 
 
 @dataclass
 class Outcome:
-    """The outcome of one job.
+    """The outcome of a job whose replicas were killed.
 
     Attributes
     ----------
     digests : set of str
-        Of what its trainers have ended with.
+        The digests of the trainers' final parameters.
     killed : Counter
-        How many servers and trainers were killed at random.
+        The numbers of servers and trainers that were killed.
     half_made : int
-        How often a trainer came back to a step that some blocks had made.
+        The number of trainer restarts in a step that only some blocks had completed.
     """
 
     digests: set[str] = field(default_factory=set)
@@ -61,7 +61,7 @@ class Outcome:
 
 
 class _Lives:
-    """The replicas of a job, each in its current life."""
+    """The running replicas of a job."""
 
     def __init__(self, running: Job, steps: int) -> None:
         self._running = running
@@ -71,7 +71,7 @@ class _Lives:
         self.trainers: list[Replica] = []
 
     def start(self) -> None:
-        """Start every replica, in a new life of the job."""
+        """Start every replica in a new life of the job."""
         self._attempts["job"] += 1
         self.servers = [
             self._running.server(index, SCRIPT, self._steps, **self._environ(f"server-{index}"))
@@ -80,7 +80,7 @@ class _Lives:
         self.trainers = [self._trainer(index) for index in range(TRAINERS)]
 
     def kill(self, chance: random.Random) -> str:
-        """Kill a random replica and restart what the operator would; return its kind, empty if it ended."""
+        """Kill a random replica and restart what the operator would; return its kind, "" if it had ended."""
         victim = chance.choice([*self.servers, *self.trainers])
         if victim.process.poll() is not None:
             return ""
@@ -96,7 +96,7 @@ class _Lives:
         return "server"
 
     def wait_for_step(self, step: int) -> bool:
-        """Wait until a trainer has completed a step; return False if all have ended before."""
+        """Wait until a trainer has completed a step; return False if all trainers end first."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline:
             ended = [replica.process.poll() for replica in self.trainers]
@@ -124,26 +124,26 @@ class _Lives:
 
 
 def train(folder: Path, optimizer: str, steps: int, kills_at: Sequence[int] = (), seed: int = 0) -> Outcome:
-    """Train a job, and kill a replica after each of the given steps.
+    """Train a job to its end, and kill a replica after each of the given steps.
 
     Parameters
     ----------
     folder : Path
-        For its logs and its checkpoints.
+        The folder of the job's logs and checkpoints.
     optimizer : str
         One of `OPTIMIZERS`.
     steps : int
     kills_at : sequence of int
-        In ascending order.
+        The steps after which a replica is killed, in ascending order.
     seed : int
-        Of whom it hits, and when.
+        The seed for the choice of replicas and moments.
 
     Raises
     ------
     AssertionError
-        A replica has not ended well; the message has its log.
+        A replica has failed; the message contains its log.
     """
-    chance, outcome = random.Random(seed), Outcome()  # noqa: S311 (whom it hits)
+    chance, outcome = random.Random(seed), Outcome()  # noqa: S311 (not used for secrets)
     environ = {
         "OPTIMIZER": optimizer,
         "PAUSE": str(PAUSE_SECONDS if kills_at else 0.0),
@@ -168,7 +168,7 @@ def train(folder: Path, optimizer: str, steps: int, kills_at: Sequence[int] = ()
 
 
 def steps_made(replica: Replica) -> int:
-    """Return the number of completed steps that a trainer's log reports; 0 before the first."""
+    """Return the number of completed steps in a trainer's log; 0 before the first."""
     with replica.log.open("rb") as log:
         log.seek(max(0, replica.log.stat().st_size - 400))
         made = re.findall(rb"made step (\d+)\n", log.read())
@@ -181,16 +181,16 @@ def _digest(replica: Replica) -> str:
 
 
 def half_made(replicas: Sequence[Replica]) -> int:
-    """Count the trainer starts in the middle of a step that some blocks had completed."""
+    """Count the trainer restarts that resumed in a step that only some blocks had completed."""
     found = re.compile(r"trainer (\d+) \(attempt (\d+)\) receives the values of step \d+, which")
     return len({life for replica in replicas for life in found.findall(replica.output)})
 
 
 def run(kills: int, per_job: int, optimizers: Sequence[str], seed: int) -> dict[str, Any]:
-    """Kill the given number of replicas in jobs with each optimizer; return the results for printing."""
+    """Kill the given number of replicas in jobs with each optimizer; return a summary of the outcomes."""
     folder = Path(tempfile.mkdtemp(prefix="fleet-kills-"))
     rows = []
-    chance = random.Random(seed)  # noqa: S311 (when it hits)
+    chance = random.Random(seed)  # noqa: S311 (not used for secrets)
     steps = STEPS_PER_KILL * (per_job + 1)
     for optimizer in optimizers:
         expected = train(_made(folder / f"{optimizer}-undisturbed"), optimizer, steps).digests
@@ -245,7 +245,7 @@ def show(summary: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run with the options on the command line; return 1 if a job's result differed."""
+    """Run with the command-line options; return 1 if any job's result differs."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kills", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--kills", type=int, default=200, help="for each optimizer (default: %(default)s)")
@@ -253,7 +253,7 @@ def main() -> None:
     parser.add_argument("--optimizers", default=",".join(OPTIMIZERS), help=f"of {', '.join(OPTIMIZERS)}")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that every process is ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # to end all processes
     summary = run(options.kills, options.per_job, options.optimizers.split(","), options.seed)
     if options.json:
         print(json.dumps(summary))

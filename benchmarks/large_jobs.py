@@ -1,7 +1,7 @@
-"""Benchmarks jobs of many pods: their start-up, and the operator's event loop, memory and Lease.
+"""Benchmarks jobs with many pods: start-up time, and the operator's stalls, memory and Lease.
 
-Each size is made by the bare client and by the operator, as the bursts of small jobs are. Then eight
-collective jobs of 200 trainers lose one trainer each at one moment, and restart.
+Jobs of each size are created by the bare client and by the operator, like the bursts of small jobs. Then
+eight collective jobs of 200 trainers lose one trainer each at the same time, and restart.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ RESTARTING = Size(servers=0, trainers=200)
 NUM_RESTARTING = 8
 RESTARTS = f"{NUM_RESTARTING}-restarts-of-200"
 CASES = (*SIZES, RESTARTS)
-"""What can be measured, each by itself."""
+"""The cases, each of which can be measured separately."""
 MOST_PODS = max(*(each.pods for each in SIZES.values()), NUM_RESTARTING * RESTARTING.pods)
 
 MIB = 2**20
@@ -32,13 +32,13 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples that the operator took of itself since some moment; see `benchmarks.sampled_operator`."""
+    """The operator's measurements of itself since a given time; see `benchmarks.sampled_operator`."""
 
     path: Path
     since: float
 
     def worst(self) -> dict[str, float]:
-        """Return the longest stall, the most CPU time in a stall, and the maximum memory."""
+        """Return the longest stall, the most CPU time within a stall, and the maximum memory."""
         lines = (json.loads(line) for line in self.path.read_text().splitlines())
         taken = [each for each in lines if each["at"] >= self.since]
         return {
@@ -52,18 +52,18 @@ class Samples:
 async def large(
     plane: OperatedPlane, num_small: int, cases: Sequence[str], tell: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Measure large jobs while the given number of small jobs is running.
+    """Measure large jobs while a number of small jobs are running.
 
     Parameters
     ----------
     plane : OperatedPlane
-        With an operator that samples itself.
+        The control plane, whose operator must sample itself.
     num_small : int
-        How many small jobs there are from the beginning on.
+        The number of small jobs that are running throughout.
     cases : sequence of str
-        Of `CASES`.
+        The cases to measure, from `CASES`.
     tell : callable
-        Called with a line at the end of each part, which may take minutes.
+        Called with a line of text after each part; a part may take minutes.
     """
     found: dict[str, Any] = {"small_jobs": num_small}
     if not num_small:
@@ -103,7 +103,7 @@ def _shown(found: Mapping[str, float]) -> str:
 
 
 async def _cpu(plane: OperatedPlane, before: Mapping[str, float]) -> dict[str, float]:
-    """Return the CPU time of each program; with an earlier answer, since then."""
+    """Return the CPU time of each program, optionally since an earlier result."""
     taken = {**plane.plane.daemons.cpu_seconds(), "operator": (await plane.used()).cpu_seconds}
     return {f"cpu_{name}_s": seconds - before.get(f"cpu_{name}_s", 0.0) for name, seconds in taken.items()}
 
@@ -138,7 +138,7 @@ async def _created(
 
 
 async def _restarted(plane: OperatedPlane, num_small: int) -> dict[str, float]:
-    """Fail a trainer of each job, and wait until all pods of all jobs have been replaced and are running."""
+    """Fail one trainer of each job, and wait until all pods have been replaced and are running."""
     namespace = "restarts"
     async with (
         plane.namespace(namespace, known=num_small) as client,
@@ -164,13 +164,13 @@ async def _restarted(plane: OperatedPlane, num_small: int) -> dict[str, float]:
 
 
 def _longest_gap(renewals: Sequence[float], since: float) -> float:
-    """Return the longest time between two renewals of the Lease since some moment, in seconds."""
+    """Return the longest time in seconds between two renewals of the Lease since a given time."""
     taken = [moment for moment in renewals if moment >= since]
     return max((later - moment for moment, later in pairwise(taken)), default=0.0)
 
 
 def lines(found: Mapping[str, Any]) -> Iterator[str]:
-    """Return the results as text."""
+    """Return the results as lines of text."""
     yield f"large jobs beside {found['small_jobs']} small ones"
     for name, measured in found.items():
         if isinstance(measured, Mapping):

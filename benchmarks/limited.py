@@ -1,4 +1,4 @@
-"""Processes that run timed turns under a memory limit, and the speed of the disk."""
+"""Processes that run timed batches of steps under a memory limit, and a disk speed test."""
 
 import json
 import mmap
@@ -18,20 +18,20 @@ import numpy as np
 __all__ = ["PROGRAM_BYTES", "Cgroup", "Process", "anonymous_bytes", "random_reads"]
 
 PROGRAM_BYTES: Final = 32 << 20
-"""Memory for pages of programs, and for the system's tables of files and addresses."""
+"""Memory for program pages, and for the kernel's tables of files and addresses."""
 _READ_SECONDS: Final = 2.0
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 
 
 class Process:
-    """A process that runs turns of a given number of steps, and returns how long each turn took.
+    """A process that runs a batch of steps on request and returns the time taken.
 
     Parameters
     ----------
     arguments : sequence of str
         The module and its arguments.
     group : Cgroup, optional
-        The group that the process starts in.
+        The control group in which the process starts.
     """
 
     def __init__(self, arguments: Sequence[str], group: "Cgroup | None" = None) -> None:
@@ -40,12 +40,12 @@ class Process:
         if group is not None:
             group.add(self._process.pid)
         self.last: dict[str, float] = {}
-        """The figures of the last turn."""
+        """The measurements of the last turn."""
         self.bytes = 0
         """Anonymous memory after the last turn, in bytes."""
 
     def turn(self, steps: int) -> float:
-        """Run some steps; return the seconds that they took."""
+        """Run the given number of steps and return the seconds taken."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{steps}\n")
@@ -58,14 +58,14 @@ class Process:
         return float(self.last["seconds"])
 
     def close(self) -> None:
-        """End the process and wait for it."""
+        """End the process and wait until it has exited."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
 
 
 class Cgroup:
-    """A control group, version 2 or 1, with a memory limit.
+    """A control group, of version 1 or 2, with a memory limit.
 
     Parameters
     ----------
@@ -93,11 +93,11 @@ class Cgroup:
         (self._path / "cgroup.procs").write_text(str(process))
 
     def limit(self, num_bytes: int) -> None:
-        """Limit the memory of the group, including page cache."""
+        """Limit the memory of the group, which includes page cache."""
         (self._path / self._file).write_text(str(num_bytes))
 
     def close(self) -> None:
-        """Remove the group; its processes must have ended."""
+        """Remove the group, whose processes must have ended."""
         self._path.rmdir()
 
 
@@ -107,7 +107,7 @@ def anonymous_bytes() -> int:
 
 
 def random_reads(directory: str, threads: int, num_bytes: int = 1 << 30) -> float:
-    """Return the rate of random 4 KiB reads that some threads get from the disk, bypassing the page cache."""
+    """Return the rate of random 4 KiB disk reads from several threads, without the page cache."""
     with tempfile.NamedTemporaryFile(dir=directory) as file:
         for _ in range(num_bytes >> 20):
             file.write(os.urandom(1 << 20))

@@ -1,8 +1,8 @@
-"""A local network with limited links: network namespaces act as hosts and are joined by a bridge.
+"""A simulated network with limited links: network namespaces as hosts, joined by a bridge.
 
-A link's limit is a token bucket (tc tbf) at each end: for what the host sends and for what it receives,
-so that both directions carry the full rate at once, as a switch's port does. All interfaces are made inside
-the namespaces, whose names carry this process's id: who removes the namespaces has removed everything.
+A link is limited by a token bucket (tc tbf) at each end, one for each direction, so that both directions
+carry the full rate at the same time, as on a switch port. All interfaces are created inside the namespaces,
+whose names contain this process's id, so that removing the namespaces removes everything.
 """
 
 import os
@@ -21,14 +21,14 @@ PREFIX = "fleetbench-"
 MAX_HOSTS = 250
 INTERFACE = "eth0"
 FIRST_PORT = 20000
-"""Below the ports that connections go out from, so that these are free on every host."""
+"""Below the range of ephemeral ports, so that these ports are free on every host."""
 BUCKET = "burst 192kb limit 1500kb"
-"""How many bytes may leave at once and how many may wait, 3.9 and 31 ms at 400 Mbit/s; more are dropped, as
-in a switch, and TCP sends them again."""
+"""The bytes that may be sent in a burst and the bytes that may queue: 3.9 and 31 ms at 400 Mbit/s. Excess
+packets are dropped, as in a switch, and TCP retransmits them."""
 
 
 def unmet_needs() -> str | None:
-    """Return a sentence about what this process lacks for creating a network, or None if nothing."""
+    """Describe what this process lacks to create a network; return None if nothing is missing."""
     missing = [program for program in ("ip", "tc") if shutil.which(program) is None]
     found = [*(["no root"] if os.geteuid() != 0 else []), *(f"no `{program}`" for program in missing)]
     if not found:
@@ -39,7 +39,7 @@ def unmet_needs() -> str | None:
 
 
 def leftovers(namespaces: Collection[str]) -> list[str]:
-    """Return the namespaces left behind by runs that no longer exist."""
+    """Return the names of namespaces that were left behind by ended runs."""
     return sorted(
         name for name in namespaces if name.startswith(PREFIX) and not Path(f"/proc/{_maker(name)}").exists()
     )
@@ -50,7 +50,7 @@ def _maker(name: str) -> str:
 
 
 class Network:
-    """Hosts for systems' processes, as network namespaces; see `benchmarks.hosts.Hosts` and `network`."""
+    """Network namespaces as the hosts of processes; see `benchmarks.hosts.Hosts` and `network`."""
 
     interface = INTERFACE
 
@@ -59,11 +59,11 @@ class Network:
         self._ports = count(FIRST_PORT)
 
     def command(self, host: int, program: Sequence[str]) -> list[str]:
-        """Return the command that runs a program on a host."""
+        """Return the command line that runs a program on a host."""
         return ["ip", "netns", "exec", self._name(host), *program]
 
     def endpoints(self, hosts: Sequence[int]) -> tuple[str, ...]:
-        """Return a host:port on each of the given hosts that no system has used before."""
+        """Return one unused host:port on each of the given hosts."""
         return tuple(f"{_address(host)}:{port}" for host, port in zip(hosts, self._ports, strict=False))
 
     def make(self, num_hosts: int, mbit_per_second: int) -> None:
@@ -90,7 +90,7 @@ class Network:
                 _run(*f"tc -n {namespace} qdisc replace dev {interface} root tbf {rate}".split())
 
     def remove(self) -> None:
-        """Remove the existing hosts and with them their links."""
+        """Remove all hosts and their links."""
         for name in _namespaces():
             if name.startswith(self._prefix):
                 _run("ip", "netns", "delete", name)
@@ -108,7 +108,7 @@ def network(num_hosts: int, mbit_per_second: int) -> Iterator[Network]:
     num_hosts : int
         At most 250.
     mbit_per_second : int
-        What a link carries in each direction.
+        The rate of a link in each direction.
     """
     made = Network()
     try:
@@ -121,7 +121,7 @@ def network(num_hosts: int, mbit_per_second: int) -> Iterator[Network]:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Prevent a second Ctrl-C from interrupting the block."""
+    """Ignore SIGINT and SIGTERM within the block, so that the clean-up can finish."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
@@ -131,7 +131,7 @@ def _undisturbed() -> Iterator[None]:
 
 
 def report_leftovers() -> str | None:
-    """Return a sentence about namespaces that an earlier run has left behind, if any."""
+    """Return a message about namespaces that an earlier run has left behind, or None."""
     if not (left := leftovers(_namespaces())):
         return None
     return (

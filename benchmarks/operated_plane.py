@@ -1,4 +1,4 @@
-"""A control plane with the operator, the bare client and an audit log, for the operator's benchmarks."""
+"""The control plane of the operator's benchmarks, with the operator, a bare client and an audit log."""
 
 import asyncio
 import re
@@ -23,13 +23,13 @@ from tests.support.operator_process import CRD, NAMESPACE, OperatorProcess, inst
 __all__ = ["JOBS", "PODS", "SLOW_SECONDS", "OperatedPlane", "Used", "submit"]
 
 SLOW_SECONDS = 3600.0
-"""The time limit of every wait, which only a fault exceeds, not a machine that has other work as well."""
+"""The time limit of every wait; even a busy machine stays below this unless there is a fault."""
 
 AT_REST_CORES = 0.25
 """The maximum CPU use of a control plane at rest."""
 
 AT_REST_SECONDS = 2
-"""How long it must not exceed that."""
+"""The time for which the CPU use must stay below the limit."""
 
 SUBMITTED_AT_ONCE = 16
 PODS_OF_A_NODE = 200
@@ -40,23 +40,23 @@ SERVICES = "/api/v1/namespaces/{}/services"
 
 @dataclass(frozen=True)
 class Used:
-    """The resources that the operator has used."""
+    """The resources that the operator has used so far."""
 
     rss_bytes: float
     cpu_seconds: float
 
 
 class OperatedPlane:
-    """A control plane with an operator; starting it takes about ten seconds.
+    """A control plane with a running operator.
 
     Parameters
     ----------
     folder : Path
-        Where logs and data go.
+        The folder of logs and data.
     num_pods : int
-        How many pods there are at most at one time.
+        The maximum number of pods at a time.
     sampled : bool
-        Whether the operator samples itself, which takes a hundredth of a core.
+        True if the operator samples itself, which takes a hundredth of a core.
     """
 
     def __init__(self, folder: Path, *, num_pods: int, sampled: bool = False) -> None:
@@ -103,7 +103,7 @@ class OperatedPlane:
         self.plane.stop()
 
     async def until_at_rest(self) -> None:
-        """Wait until the control plane has finished cleaning up after earlier work."""
+        """Wait until the control plane has no clean-up work left."""
         quiet, taken = 0, 0.0
         try:
             async with asyncio.timeout(SLOW_SECONDS):
@@ -119,11 +119,11 @@ class OperatedPlane:
             ) from None
 
     def cpu_seconds(self) -> float:
-        """Return the total CPU time of etcd, the API server, the controllers, the scheduler and kwok."""
+        """Return the total CPU time of the control plane's programs, without the operator."""
         return sum(self.plane.daemons.cpu_seconds().values())
 
     def create_bare(self, namespace: str, num_jobs: int, size: Size = SMALL) -> None:
-        """Create the objects of `num_jobs` jobs of one size with the bare client."""
+        """Create the objects of `num_jobs` equal jobs with the bare client."""
         assert self._bare is not None
         assert self._bare.stdin is not None
         self._bare.stdin.write(f"{namespace} {num_jobs} {size.servers} {size.trainers}\n")
@@ -139,15 +139,15 @@ class OperatedPlane:
 
     @asynccontextmanager
     async def namespace(self, name: str, *, last: bool = False, known: int = 0) -> AsyncIterator[ApiClient]:
-        """Create a namespace and, unless it is the last, delete its contents after the block.
+        """Yield a new namespace; delete its contents afterwards, unless it is the last one.
 
         Parameters
         ----------
         name : str
         last : bool
-            Whether it stays until the plane is closed.
+            True if the namespace stays until the plane is closed.
         known : int
-            How many jobs there are in other namespaces.
+            The number of jobs in other namespaces.
         """
         async with ApiClient(from_kubeconfig(self.plane.admin.kubeconfig)) as client:
             manifest = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
@@ -157,18 +157,18 @@ class OperatedPlane:
             yield client
             if last:
                 return
-            for path in (JOBS, PODS, SERVICES):  # the jobs first, or the operator makes their pods again
+            for path in (JOBS, PODS, SERVICES):  # jobs first, otherwise the operator recreates their pods
                 await _delete_all(client, path.format(name))
             await client.delete(f"/api/v1/namespaces/{name}", {})
             await self.until_idle(known=known)
 
     async def used(self) -> Used:
-        """Return the resources that the operator has used, from its metrics."""
+        """Return the resources that the operator has used so far, read from its metrics."""
         told = await self._told()
         return Used(told["process_resident_memory_bytes"], told["process_cpu_seconds_total"])
 
     async def until_idle(self, *, known: int, passes: int = 0) -> None:
-        """Wait until the operator has the given number of jobs, none pending, and has made enough passes."""
+        """Wait until the operator has the given number of jobs and no pending work."""
         async with asyncio.timeout(SLOW_SECONDS):
             while True:
                 told = await self._told()
@@ -179,7 +179,7 @@ class OperatedPlane:
                 await asyncio.sleep(0.25)
 
     async def _told(self) -> "dict[str, float]":
-        """Return the operator's metrics, with 0 for a missing one."""
+        """Return values of the operator's metrics; a missing metric counts as 0."""
         text = await asyncio.to_thread(self.operator.get, "/metrics") or ""
         found = re.findall(r"^([^#\s]\S*) (\S+)$", text, re.MULTILINE)
         return _Metrics({name: float(value) for name, value in found})
@@ -193,7 +193,7 @@ class _Metrics(dict[str, float]):
 async def submit(
     client: ApiClient, namespace: str, jobs: Iterable[int], size: Size = SMALL, **spec: Any
 ) -> None:
-    """Create numbered jobs of one size, several concurrently, with additional fields in the spec."""
+    """Create numbered jobs of one size concurrently, with additional fields in their spec."""
     slots = asyncio.Semaphore(SUBMITTED_AT_ONCE)
 
     async def create(name: str) -> None:
@@ -211,7 +211,7 @@ async def submit(
 
 
 async def _delete_all(client: ApiClient, path: str) -> None:
-    """Delete a collection; repeat the request if the server times out."""
+    """Delete all objects of a collection; retry if the server times out."""
     async with asyncio.timeout(SLOW_SECONDS):
         while (await client.get(path, {"limit": "1"}))["items"]:
             try:

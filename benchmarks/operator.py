@@ -1,20 +1,20 @@
-"""Benchmarks the operator, compared with a bare client that creates the same objects on the same API server.
+"""Benchmarks the operator against a bare client that creates the same objects.
 
 ``python -m benchmarks.operator --json`` starts kube-apiserver, etcd, the controllers, the scheduler and kwok
-on this machine, and for each size runs rounds of bursts: the bare client creates the objects of N jobs as
-fast as it can, and N FleetJobs are created of which the operator makes the objects; who comes first changes
-from round to round, and each begins when the control plane has come to rest. The pipeline of API server,
-scheduler and kwok is the limit for both, so ratios are taken within a round. Seconds count from the start of
-a burst. The goals are in `benchmarks.goals`; what is printed says which were met.
+on this machine, and runs rounds of bursts for each size: the bare client creates the objects of N jobs as
+fast as possible, and the operator creates the objects of N FleetJobs. The order of the two alternates between
+rounds, and each begins when the control plane is at rest. The pipeline of API server, scheduler and kwok
+limits both, so ratios are computed within a round. Times are measured from the start of a burst. The output
+shows which of the goals in `benchmarks.goals` are met.
 
-The sizes 1, 10 and 100 take about three minutes. ``--sizes 1000 --rounds 1`` takes about six, and
-``--sizes '' --idle 1000,5000`` about seven: of idle jobs the first ``--idle-running`` run, each with four
-pods, and the others are suspended, because twenty thousand pods take long to come on two cores.
+The sizes 1, 10 and 100 take about three minutes. ``--sizes 1000 --rounds 1`` takes about six minutes, and
+``--sizes '' --idle 1000,5000`` about seven: the first ``--idle-running`` of the idle jobs run with four pods
+each, and the others are suspended, because creating twenty thousand pods is slow on two cores.
 
-``--sizes '' --large 1000`` takes about ten: a job of 700 servers and 1,000 trainers, a collective job of
-1,000, and eight of 200 that restart at once, beside 1,000 small jobs that run (`benchmarks.large_jobs`). What
-each part took is printed at its end, with the CPU time of each program. ``--large 0 --large-cases 1000+700``
-measures the first alone, beside no small jobs.
+``--sizes '' --large 1000`` takes about ten minutes. It measures a job of 700 servers and 1,000 trainers, a
+collective job of 1,000 trainers, and eight of 200 trainers that restart simultaneously, while 1,000 small
+jobs run (`benchmarks.large_jobs`). The time of each part and the CPU time of each program are printed when
+the part ends. ``--large 0 --large-cases 1000+700`` measures only the first job, without small jobs.
 """
 
 import argparse
@@ -43,19 +43,19 @@ __all__ = ["main"]
 
 IDLE_SECONDS = 60.0
 ENDED_AT_ONCE = 16
-"""How many pods are about to end at one time."""
+"""The maximum number of pods that are ending at a time."""
 
 COALESCED_SECONDS = 3.0
-"""Longer than the operator keeps back a status in which only counts have changed."""
+"""Longer than the operator delays a status in which only counts have changed."""
 
 QUIET_SECONDS = 5.0
-"""For how long an operator that has started again is watched for writes, once it has looked at every job."""
+"""The time for which writes are counted after a restarted operator has reconciled every job."""
 
 RATIOS = ("created_per_s", "running_per_s", "running_p50_s", "running_p99_s", "control_plane_cpu_s")
 
 
 async def burst(plane: OperatedPlane, system: str, namespace: str, num_jobs: int) -> dict[str, float]:
-    """Create one burst's jobs with the bare client or the operator; return the measurements."""
+    """Create a burst of jobs with the bare client or the operator, and return the measurements."""
     async with (
         plane.namespace(namespace) as client,
         Watched(client, PODS.format(namespace)).watching() as pods,
@@ -85,9 +85,9 @@ async def burst(plane: OperatedPlane, system: str, namespace: str, num_jobs: int
 
 
 async def idle(plane: OperatedPlane, sizes: Sequence[int], num_running: int) -> dict[str, dict[str, Any]]:
-    """Measure the cost of idle jobs, including a start of the operator while they exist."""
+    """Measure the cost of idle jobs, and of an operator start while they exist."""
     found: dict[str, dict[str, Any]] = {}
-    await _restart(plane, num_jobs=0)  # what it had held for bursts is not counted
+    await _restart(plane, num_jobs=0)  # so that memory used for bursts is not counted
     empty = (await plane.used()).rss_bytes
     namespace, there = "idle", 0
     async with (
@@ -120,7 +120,7 @@ async def idle(plane: OperatedPlane, sizes: Sequence[int], num_running: int) -> 
 
 
 async def _restart(plane: OperatedPlane, num_jobs: int) -> dict[str, float]:
-    """Restart the operator; return how long it took to reconcile every job, and its number of writes."""
+    """Restart the operator; return the time until every job is reconciled, and the number of writes."""
     await asyncio.to_thread(plane.operator.stop)
     calls, started = plane.audit.calls(), asyncio.get_running_loop().time()
     await asyncio.to_thread(plane.operator.start)
@@ -137,14 +137,14 @@ async def _restart(plane: OperatedPlane, num_jobs: int) -> dict[str, float]:
 
 
 def _writes(calls: "Mapping[str, int]") -> int:
-    """Count the writes among some requests, including events but not the Lease."""
+    """Count the writes among requests, including those of events but not those of the Lease."""
     return sum(number for call, number in calls.items() if is_write(call) and not call.endswith(" leases"))
 
 
 async def _finish(client: ApiClient, namespace: str, pods: Watched, jobs: Watched, num_jobs: int) -> None:
-    """Let all trainers end and then, once a job has succeeded, its servers, which would exit by themselves.
+    """End all trainers successfully, and each job's servers once the job has succeeded.
 
-    At most ENDED_AT_ONCE pods are told to end before they have, so that none waits for long in kwok's queue.
+    At most ENDED_AT_ONCE pods are ending at a time, so that no pod waits for long in kwok's queue.
     """
     waiting = asyncio.PriorityQueue[tuple[int, str]]()
     for job in jobs.first:
@@ -160,7 +160,7 @@ async def _finish(client: ApiClient, namespace: str, pods: Watched, jobs: Watche
                 await pods.until_one(pod, "Succeeded", GONE, seconds=SLOW_SECONDS)
             except ApiError as error:
                 if error.status != HTTPStatus.NOT_FOUND or "-pserver-" not in pod:
-                    raise  # else the operator has cleaned the server up, as it took long to get here
+                    raise  # otherwise the operator has already deleted the server's pod
             waiting.task_done()
 
     async def end_servers_too() -> None:
@@ -170,7 +170,7 @@ async def _finish(client: ApiClient, namespace: str, pods: Watched, jobs: Watche
             succeeded = {name for name, seen in jobs.first.items() if "Succeeded" in seen} - served
             served |= succeeded
             for job, index in itertools.product(succeeded, range(NUM_REPLICAS)):
-                waiting.put_nowait((0, f"{job}-pserver-{index}"))  # it does not wait for other jobs' trainers
+                waiting.put_nowait((0, f"{job}-pserver-{index}"))  # before the trainers of other jobs
         await waiting.join()
 
     async with asyncio.TaskGroup() as group:
@@ -181,14 +181,14 @@ async def _finish(client: ApiClient, namespace: str, pods: Watched, jobs: Watche
 
 
 def speeds(pods: Mapping[str, Mapping[str, float]], started: float) -> dict[str, float]:
-    """Return the rates at which pods were created and started running.
+    """Return the rates at which pods were created and started running, in pods per second.
 
     Parameters
     ----------
     pods : mapping
-        By name, when each was seen and ran.
+        The times at which each pod was created and became running, by name.
     started : float
-        When the burst began.
+        The time at which the burst began.
     """
     made = max(seen["Seen"] for seen in pods.values()) - started
     running = {job: max(moments) - started for job, moments in _by_job(pods, "Running").items()}
@@ -202,7 +202,7 @@ def speeds(pods: Mapping[str, Mapping[str, float]], started: float) -> dict[str,
 
 
 def lateness(pods: Watched, jobs: Watched) -> dict[str, float]:
-    """Return how late statuses reported that jobs had succeeded and that pods were running."""
+    """Return the delays with which job statuses reported success and running pods."""
     trainers = {name: seen for name, seen in pods.first.items() if "-trainer-" in name}
     late = [
         jobs.first[job]["Succeeded"] - max(moments) for job, moments in _by_job(trainers, "Succeeded").items()
@@ -219,7 +219,7 @@ def lateness(pods: Watched, jobs: Watched) -> dict[str, float]:
 
 
 def _by_job(pods: Mapping[str, Mapping[str, float]], phase: str) -> dict[str, list[float]]:
-    """Return, by job, the times at which its pods reached a phase."""
+    """Return the times at which pods reached a phase, grouped by job."""
     moments: dict[str, list[float]] = {}
     for name, seen in pods.items():
         moments.setdefault(name.rsplit("-", 2)[0], []).append(seen[phase])
@@ -227,14 +227,14 @@ def _by_job(pods: Mapping[str, Mapping[str, float]], phase: str) -> dict[str, li
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """Return a percentile; of a single value, that value."""
+    """Return a percentile of the given values, which may be a single one."""
     if len(values) == 1:
         return values[0]
     return quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
 def report(rounds: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, Any]:
-    """Return the median of each figure and of its ratio to the bare client in the same round."""
+    """Return the median of each measurement, and of its ratio to the bare client in the same round."""
     medians = {
         system: {key: median(each[system][key] for each in rounds) for key in rounds[0][system]}
         for system in ("bare", "fleet")
@@ -244,7 +244,7 @@ def report(rounds: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, Any
 
 
 async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Run the requested measurements on one control plane."""
+    """Run the requested measurements on a single control plane."""
     num_pods = NUM_PODS * max(*options.sizes, min(options.idle_running, max(options.idle, default=0)), 1)
     measures_large = options.large is not None
     if measures_large:
@@ -271,7 +271,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def lines(found: Mapping[str, Any]) -> Iterator[str]:
-    """Return the results as text."""
+    """Return the results as lines of text."""
     for size, measured in found["bursts"].items():
         yield f"{size} jobs at once, median of {measured['rounds']} rounds"
         for key, value in measured["fleet"].items():

@@ -1,4 +1,4 @@
-"""Reads the output of a benchmark's processes line by line, and names a process that is stuck or ends."""
+"""Reads the output of benchmark processes line by line, and names processes that stall or end."""
 
 import select
 from collections.abc import Collection, Mapping
@@ -7,16 +7,16 @@ from typing import IO
 __all__ = ["hear", "hear_all"]
 
 ANSWER_SECONDS = 600.0
-"""Longer than the slowest answer of any benchmark takes."""
+"""Longer than the slowest answer in any benchmark."""
 
 
 def hear(pipe: IO[str], who: str, seconds: float = ANSWER_SECONDS) -> str:
-    """Return the next line of a process's output; empty if it has ended.
+    """Return the next line of a process's output, or an empty string if the process has ended.
 
     Parameters
     ----------
     pipe : text stream
-        One line for each question, so that nothing is left in its buffer when the next is awaited.
+        The output, with one line per request, so that no line remains in the buffer.
     who : str
         The process, for the message.
     seconds : float
@@ -24,7 +24,7 @@ def hear(pipe: IO[str], who: str, seconds: float = ANSWER_SECONDS) -> str:
     Raises
     ------
     SystemExit
-        It said nothing for so long.
+        The process wrote nothing within this time.
     """
     (line,) = hear_all({who: pipe}, {who}, seconds).values()
     return line
@@ -33,26 +33,26 @@ def hear(pipe: IO[str], who: str, seconds: float = ANSWER_SECONDS) -> str:
 def hear_all(
     pipes: Mapping[str, IO[str]], awaited: Collection[str], seconds: float = ANSWER_SECONDS
 ) -> dict[str, str]:
-    """Return the next line of each given process, once all have written one or any has ended.
+    """Return the next line of each process, once all have written one or any has ended.
 
     Parameters
     ----------
     pipes : mapping of str to text stream
-        Those of all processes, by name: one that should only live may end, and the others wait for it.
+        The outputs of all processes by name, including those from which no line is awaited but which may end.
     awaited : collection of str
-        The names of those that are to say a line.
+        The names of the processes that must write a line.
     seconds : float
-        From one line to the next.
+        The time limit between two lines.
 
     Returns
     -------
     dict
-        The lines by name. If a process has ended, its name with an empty line, and no other.
+        The lines by name. If a process has ended, only its name, with an empty line.
 
     Raises
     ------
     SystemExit
-        None of those that are awaited said anything for so long.
+        No awaited process wrote a line within this time.
     """
     said: dict[str, str] = {}
     while missing := sorted(set(awaited) - said.keys()):

@@ -1,6 +1,6 @@
-"""The systems of small-step benchmarks: 200 rows of 16 numbers and a linear layer, or the layer alone.
+"""The systems of small-step benchmarks: a linear layer alone, or on 200 rows of a table.
 
-So little is computed and carried that a step costs what its requests cost. Servers step with plain SGD.
+There is so little computation and data that the requests determine the cost of a step. Servers use plain SGD.
 """
 
 from collections.abc import Callable
@@ -17,18 +17,18 @@ __all__ = ["fleet_serve", "fleet_trainer", "plain_trainer", "rpc_serve", "rpc_tr
 DIMENSION: Final = 16
 LOOK_UPS: Final = 200
 _IDS: Final = 100_000
-"""The ids that are drawn; the table of the parameter servers is not limited to them."""
+"""The number of ids that occur; the table on the servers accepts any others."""
 _BATCHES: Final = 16
 
 
 def id_batches(index: int) -> list[Tensor]:
-    """Return a trainer's batches of ids, int64[200] and mostly distinct, which it uses in turn."""
+    """Return a trainer's batches of ids, int64[200] and mostly distinct."""
     generator = torch.Generator().manual_seed(index)
     return [torch.randint(0, _IDS, (LOOK_UPS,), generator=generator) for _ in range(_BATCHES)]
 
 
 class _Dense(nn.Module):
-    """A linear layer with 16 inputs, which has a weight and a bias."""
+    """A linear layer with 16 inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class _Dense(nn.Module):
 
 
 class _WithTable(_Dense):
-    """A linear layer on the rows of a table."""
+    """A linear layer whose inputs are the rows of a table."""
 
     def __init__(self, embedding: nn.Module) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ def fleet_serve(config: Config) -> None:
 
 
 class _Shard:
-    """The rows on one server and, on the first server, the layer; accessed by torch.distributed.rpc."""
+    """The rows on one server and, on the first server, the linear layer; accessed over RPC."""
 
     def __init__(self) -> None:
         self.rows: Tensor = torch.zeros(_IDS, DIMENSION)
@@ -152,7 +152,7 @@ def _rpc_init(config: Config) -> None:
 
 
 class _RpcRows(nn.Module):
-    """Looks up rows on all servers concurrently; `push` sends their gradients likewise."""
+    """A client that looks up and updates rows on all servers concurrently."""
 
     def __init__(self, num_servers: int) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ class _RpcRows(nn.Module):
         self._rows: list[tuple[int, Tensor, Tensor]] = []
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return the rows of ids as float32[200, 16]."""
+        """Return the rows of the given ids as float32[200, 16]."""
         asked, positions = torch.unique(ids, return_inverse=True)
         servers = asked % self._num_servers
         parts = [(server, asked[servers == server]) for server in range(self._num_servers)]
@@ -175,7 +175,7 @@ class _RpcRows(nn.Module):
         return found[positions]
 
     def push(self) -> list[Any]:
-        """Send the gradients; return the futures to wait for."""
+        """Send the rows' gradients to the servers; return the futures to wait for."""
         return [
             rpc.rpc_async(f"server{server}", _rpc_push, args=(part, rows.grad))
             for server, part, rows in self._rows
@@ -184,7 +184,7 @@ class _RpcRows(nn.Module):
 
 
 def rpc_trainer(config: Config) -> tuple[Step, End]:
-    """Train over torch.distributed.rpc; servers apply gradients on arrival."""
+    """Train over torch.distributed.rpc, with servers that apply gradients on arrival."""
     _rpc_init(config)
     table = None if config.system.endswith("dense") else _RpcRows(config.num_servers)
     model = _Dense() if table is None else _WithTable(table)
@@ -204,7 +204,7 @@ def rpc_trainer(config: Config) -> tuple[Step, End]:
 
 
 def rpc_serve(config: Config) -> None:
-    """Serve a part of the model until every process calls shutdown."""
+    """Serve a part of the model over RPC until every process calls shutdown."""
     _shard.append(_Shard())
     _rpc_init(config)
     rpc.shutdown()

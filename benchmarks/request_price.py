@@ -1,12 +1,12 @@
-"""Benchmarks a small step with many servers or trainers: processor time and steps per second.
+"""Benchmarks small steps with many servers or trainers: processor time and steps per second.
 
-``python -m benchmarks.request_price --json`` trains a table without bounds (200 look-ups of rows of 16 in
-each step) with one linear layer, and that layer alone, in the modes sync and async, beside
-torch.distributed.rpc and the same script in one process. The systems of a shape take turns, in rounds whose
-order changes. Processor time is what the kernel counts for each process (user and system), per step of one
-trainer. ``--before PYTHON`` adds the same modes of another tree; PYTHON is the interpreter of that tree's
-environment. At the end, the price of a heartbeat is measured on idle jobs of the shapes in ``--heartbeats``.
-From these prices, the command computes what the larger jobs in ``--jobs`` would cost.
+``python -m benchmarks.request_price --json`` trains an unbounded table (200 look-ups of rows of 16 numbers
+per step) with one linear layer, and the layer alone, in sync and async mode, and compares them with
+torch.distributed.rpc and with the same script in one process. The systems of a shape are measured in rounds
+with varying order. Processor time is the user and system time that the kernel reports for each process, per
+step of one trainer. ``--before PYTHON`` adds the same modes of another tree; PYTHON is the interpreter of
+that tree's environment. At the end, the price of a heartbeat is measured on idle jobs of the shapes in
+``--heartbeats``. From these prices, the command computes what the larger jobs in ``--jobs`` would cost.
 """
 
 import argparse
@@ -28,7 +28,7 @@ __all__ = ["main"]
 SHAPES: Final = "1x1,1x4,1x8,1x16,4x1,8x1,16x1"
 SYSTEMS: Final = ("priceplain", "pricerpc", "pricesync", "priceasync")
 _BEFORE: Final = "-before"
-"""What tells a system of another tree from ours."""
+"""The suffix of a system that runs in another tree."""
 _MODES: Final = ("pricesync", "priceasync")
 WORKLOADS: Final = ("table", "dense")
 WARM_UP_STEPS: Final = 30
@@ -47,11 +47,11 @@ class Price:
     Attributes
     ----------
     servers_ms : float
-        Processor time of all servers together for one step of one trainer, in milliseconds.
+        Processor time of all servers for one step of one trainer, in milliseconds.
     trainer_ms : float
-        Processor time of a trainer for one of its steps, the mean over the trainers.
+        Mean processor time of a trainer for one of its steps, in milliseconds.
     steps_per_second : float
-        Steps of each trainer.
+        The steps per second of each trainer.
     """
 
     servers_ms: float
@@ -61,7 +61,7 @@ class Price:
 
 @dataclass(frozen=True)
 class Held:
-    """The resources that a process holds."""
+    """The resources that a process holds: threads, descriptors and memory."""
 
     threads: int
     descriptors: int
@@ -70,7 +70,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Cost:
-    """The estimated cost of a process in a large job, extrapolated from small jobs.
+    """The cost of a process in a large job, extrapolated from measurements of small jobs.
 
     Attributes
     ----------
@@ -79,7 +79,7 @@ class Cost:
     beats : float
         The share of one core that heartbeats of 2 seconds take.
     steps_per_second : float
-        The steps for which one core is enough, beside the heartbeats. A process of Python seldom uses more.
+        The rate at which steps and heartbeats saturate one core; a Python process seldom uses more.
     descriptors : int
     """
 
@@ -94,9 +94,10 @@ def cost_of(
 ) -> dict[str, Cost] | None:
     """Estimate the cost of a server and a trainer in a large job, for the workload ``table`` in sync mode.
 
-    A server pays for each trainer, less with many of them: the price of one with the most servers, times what
-    many trainers save on one server. A trainer pays for its first server, and less for each further one.
-    Returns None unless 1x1, a shape with one trainer and a shape with one server were measured.
+    A server's cost grows with each trainer, and is lower per trainer if there are many: it is the price with
+    one trainer and the most servers, times the savings of many trainers on one server. A trainer's cost is
+    that of its first server, plus less for each further server. None is returned unless 1x1, a shape with one
+    trainer and a shape with one server were measured.
     """
     found = {
         tuple(map(int, case.split()[0].split("x"))): row for case, row in cases.items() if "table" in case
@@ -132,26 +133,26 @@ def cost_of(
 
 
 def parse_shapes(text: str) -> list[tuple[int, int]] | None:
-    """Parse shapes, trainers x servers, such as ``1x8,8x1``; return None if any is invalid."""
+    """Parse shapes such as ``1x8,8x1``, each trainers x servers; return None if one is invalid."""
     found = [re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", each) for each in text.split(",") if each]
     return None if None in found else [(int(each[1]), int(each[2])) for each in found if each is not None]
 
 
 def processor_seconds(pid: int) -> float:
-    """Return the user and system time of a process, with a resolution of one kernel tick (10 ms)."""
+    """Return the CPU time of a process in seconds, with a resolution of one kernel tick (10 ms)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 def held_by(pid: int) -> Held:
-    """Return the threads, open descriptors and resident memory of a process."""
+    """Return the threads, open file descriptors and resident memory of a process."""
     resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
     tasks, descriptors = (len(list(Path(f"/proc/{pid}/{name}").iterdir())) for name in ("task", "fd"))
     return Held(tasks, descriptors, resident / 1e6)
 
 
 def measure(running: Running, steps: int, batch: int) -> Price:
-    """Run steps of a system's trainers; return the cost."""
+    """Run steps on a system's trainers; return processor times and steps per second."""
     pids = running.pids
     servers = [pid for name, pid in pids.items() if name.startswith("server")]
     trainers = [pid for name, pid in pids.items() if name.startswith("trainer")]
@@ -165,12 +166,12 @@ def measure(running: Running, steps: int, batch: int) -> Price:
 
 
 def beat(trainers: int, servers: int) -> dict[str, float]:
-    """Return the processor time of a heartbeat in an idle job, in milliseconds.
+    """Return the processor time of one heartbeat in an idle job, in milliseconds.
 
     Returns
     -------
     dict of str to float
-        ``server``: of a server, for each of its trainers. ``trainer``: of a trainer, for each of its servers.
+        ``server``: the time of a server per trainer. ``trainer``: the time of a trainer per server.
     """
     running = Running("pricesync_table", Shape(servers, trainers), heartbeat_seconds=_BEAT_SECONDS)
     try:
@@ -194,7 +195,7 @@ def beat(trainers: int, servers: int) -> dict[str, float]:
 def run_shape(
     trainers: int, servers: int, systems: Sequence[str], workload: str, rounds: int, steps: int, python: str
 ) -> dict[str, Any]:
-    """Measure the systems for one shape and workload; return the cost and resources of each."""
+    """Measure the systems with one shape and workload; return the `Price` and the resources of each."""
     running = {}
     for name in systems:
         system, _, tree = name.partition("-")
@@ -260,7 +261,7 @@ def show(summary: Mapping[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run the benchmark with the options on the command line."""
+    """Run the benchmark with the command-line options."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.request_price", description=__doc__)
     parser.add_argument("--shapes", default=SHAPES, help="trainers x servers (default: %(default)s)")
     parser.add_argument("--heartbeats", default="1x1,1x8,8x1", help="as --shapes (default: %(default)s)")
@@ -284,7 +285,7 @@ def main() -> None:
         parser.error(f"expected shapes as 1x8, systems of {SYSTEMS}, workloads of {WORKLOADS}")
     if options.rounds < 1 or options.steps < 1:
         parser.error(f"--rounds is {options.rounds} and --steps {options.steps}; expected 1 or more")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that every process is ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # to end all processes
     if options.before:
         systems += [name + _BEFORE for name in _MODES if name in systems]
     cases: dict[str, Any] = {}

@@ -1,10 +1,10 @@
-"""Compares the speed of on-disk row stores under a memory limit, when reading and writing batches of rows.
+"""Compares on-disk row stores under a memory limit, reading and writing batches of rows.
 
-``python -m benchmarks.row_stores`` puts rows of 124 bytes into each store, each in a process of its own, with
-a memory limit (cgroup) of a tenth of the rows on top of what the process takes. In turns each store reads and
-writes back the distinct rows of Zipf distributed batches. The stores are the log of `fleet.tables.LocalDisk`,
-a memory-mapped file with each row at its place, LMDB (``pip install lmdb``) and RocksDB (``pip install
-rocksdict``); the last two are left out if they are not installed.
+``python -m benchmarks.row_stores`` puts rows of 124 bytes into each store. Each store runs in a separate
+process, whose memory limit (cgroup) is a tenth of the rows in addition to the memory of the process. In
+alternation, each store reads and writes back the distinct rows of Zipf-distributed batches. The stores are
+the log of `fleet.tables.LocalDisk`, a memory-mapped file with each row at a fixed position, LMDB (``pip
+install lmdb``) and RocksDB (``pip install rocksdict``); the last two are omitted if they are not installed.
 """
 
 import argparse
@@ -38,33 +38,33 @@ Bytes = NDArray[np.uint8]
 
 
 class Store(Protocol):
-    """A store of rows of `ROW_BYTES` bytes, by number."""
+    """The interface of a store of numbered rows, each of `ROW_BYTES` bytes."""
 
     def read(self, numbers: Numbers) -> Bytes:
-        """Return copies of rows."""
+        """Return copies of the given rows."""
 
     def write(self, numbers: Numbers, rows: Bytes) -> None:
-        """Replace rows."""
+        """Overwrite the given rows."""
 
 
 class Log:
-    """A row store on `fleet.tables.LocalDisk`."""
+    """A row store on `fleet.tables.LocalDisk`, which is log-structured."""
 
     def __init__(self, num_rows: int, memory: int, directory: str) -> None:
         self._rows = LocalDisk(memory, directory).rows(ROW_BYTES // 4)
         self._rows.resize(num_rows)
 
     def read(self, numbers: Numbers) -> Bytes:
-        """Return copies of rows."""
+        """Return copies of the given rows."""
         return self._rows.read(numbers).numpy().view(np.uint8)
 
     def write(self, numbers: Numbers, rows: Bytes) -> None:
-        """Replace rows."""
+        """Overwrite the given rows."""
         self._rows.write(numbers, torch.from_numpy(rows.view(np.float32)))
 
 
 class Mapped:
-    """A row store in a memory-mapped file; a batch's pages are requested together before reading."""
+    """A row store in a memory-mapped file, which requests all pages of a batch before reading them."""
 
     def __init__(self, num_rows: int, memory: int, directory: str) -> None:
         del memory
@@ -78,19 +78,19 @@ class Mapped:
         )
 
     def read(self, numbers: Numbers) -> Bytes:
-        """Return copies of rows."""
+        """Return copies of the given rows."""
         begins = numbers * ROW_BYTES
         for page in np.unique(np.concatenate([begins, begins + ROW_BYTES - 1]) // _PAGE).tolist():
             self._map.madvise(mmap.MADV_WILLNEED, page * _PAGE, _PAGE)
         return self._rows.take(numbers).view(np.uint8).reshape(-1, ROW_BYTES)
 
     def write(self, numbers: Numbers, rows: Bytes) -> None:
-        """Replace rows."""
+        """Overwrite the given rows."""
         self._rows.put(numbers, rows.view(self._rows.dtype))
 
 
 class Lmdb:
-    """A row store on LMDB, with one transaction per batch that does not wait for the disk."""
+    """A row store on LMDB, with one transaction per batch that is not synced to disk."""
 
     def __init__(self, num_rows: int, memory: int, directory: str) -> None:
         del memory
@@ -103,20 +103,20 @@ class Lmdb:
         )
 
     def read(self, numbers: Numbers) -> Bytes:
-        """Return copies of rows."""
+        """Return copies of the given rows."""
         with self._env.begin() as transaction, transaction.cursor() as cursor:
             found = b"".join(value for _, value in cursor.getmulti(_keys(numbers)))
         return np.frombuffer(found, np.uint8).reshape(-1, ROW_BYTES)
 
     def write(self, numbers: Numbers, rows: Bytes) -> None:
-        """Replace rows."""
+        """Overwrite the given rows."""
         values = (row.tobytes() for row in rows)
         with self._env.begin(write=True) as transaction:
             transaction.cursor().putmulti(list(zip(_keys(numbers), values, strict=True)))
 
 
 class RocksDb:
-    """A row store on RocksDB, without a write-ahead log; block cache and write buffers share its memory."""
+    """A row store on RocksDB without a write-ahead log, whose caches and buffers share one memory limit."""
 
     def __init__(self, num_rows: int, memory: int, directory: str) -> None:
         del num_rows
@@ -143,12 +143,12 @@ class RocksDb:
         self._batch = rocksdict.WriteBatch
 
     def read(self, numbers: Numbers) -> Bytes:
-        """Return copies of rows."""
+        """Return copies of the given rows."""
         found = b"".join(self._db.get(_keys(numbers)))
         return np.frombuffer(found, np.uint8).reshape(-1, ROW_BYTES)
 
     def write(self, numbers: Numbers, rows: Bytes) -> None:
-        """Replace rows."""
+        """Overwrite the given rows."""
         batch, whole = self._batch(raw_mode=True), rows.tobytes()
         for at, key in enumerate(_keys(numbers)):
             batch.put(key, whole[at * ROW_BYTES : (at + 1) * ROW_BYTES])
@@ -161,7 +161,7 @@ def _keys(numbers: Numbers) -> list[bytes]:
 
 
 def serve(arguments: argparse.Namespace) -> None:
-    """Run a store's process, which performs one turn for each line of standard input."""
+    """Run the process of a store, which performs one timed batch for each line on standard input."""
     torch.set_num_threads(1)
     kinds: dict[str, Any] = {"log": Log, "mapped": Mapped, "lmdb": Lmdb, "rocksdb": RocksDb}
     store: Store = kinds[arguments.serve](arguments.rows, arguments.memory, arguments.directory)
@@ -185,7 +185,7 @@ def serve(arguments: argparse.Namespace) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Measure the stores alternately; return the milliseconds per batch of each."""
+    """Measure the stores in alternation; return the milliseconds per batch of each."""
     tenth = arguments.rows * ROW_BYTES // 10
     memory = int(0.8 * tenth)
     names = [name for name in STORES if importlib.util.find_spec(PACKAGES.get(name, "fleet"))]
@@ -224,7 +224,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the benchmark with the options on the command line."""
+    """Run the benchmark with the command-line options."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.row_stores", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--rows", type=int, default=5_000_000)

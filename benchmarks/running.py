@@ -1,4 +1,4 @@
-"""The processes of one measured system, which are stopped except while they are measured."""
+"""The processes of a measured system, which are stopped except during measurements."""
 
 import ctypes
 import functools
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Shape:
-    """The size of a system: its processes, and the widths of the layers that it trains."""
+    """The size of a system: its numbers of processes and the widths of its layers."""
 
     num_servers: int
     num_trainers: int
@@ -46,26 +46,26 @@ class Measured:
     """The measurements of one system in one round."""
 
     seconds: float
-    """From the word to start until every trainer had made its steps."""
+    """The time from the start signal until every trainer has completed its steps."""
     step_seconds: tuple[float, ...]
-    """What each of trainer 0's steps took."""
+    """The time of each of trainer 0's steps."""
 
 
 class Running:
-    """The processes of one system, which wait until :meth:`measure` makes them run steps.
+    """The processes of a system, which run steps only when :meth:`measure` requests them.
 
     Parameters
     ----------
     name : str
-        One of `benchmarks.systems.SYSTEMS`, and after a hyphen whatever tells it from others.
+        One of `benchmarks.systems.SYSTEMS`, optionally followed by a hyphen and a distinguishing suffix.
     shape : Shape
     hosts : Hosts
-        Where its processes run.
+        The hosts of the processes.
     python : str
         The interpreter, which may have another version of the package installed.
     heartbeat_seconds : float
-        The interval of heartbeats; by default longer than a system is ever stopped, so that no process
-        takes a stopped peer for a silent one.
+        The interval of heartbeats. The default is longer than a system is ever stopped, so that no process
+        considers a stopped peer silent.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Running:
 
     @property
     def pids(self) -> dict[str, int]:
-        """The process ids by name, as in "server0", with servers first."""
+        """The process ids by process name, such as "server0", servers first."""
         return {
             f"{role}{index}": process.pid
             for role, processes in (("server", self._servers), ("trainer", self._trainers))
@@ -94,7 +94,7 @@ class Running:
         }
 
     def start(self) -> None:
-        """Start every process; :meth:`await_ready` waits for them."""
+        """Start every process; use :meth:`await_ready` to wait for them."""
         system, shape = self.name.partition("-")[0], self._shape
         trainers = range(shape.num_trainers)
         servers = range(shape.num_trainers, shape.num_trainers + shape.num_servers)
@@ -110,23 +110,23 @@ class Running:
                 processes.append(_start(config, self._hosts, host, self._python, self._heartbeat_seconds))
 
     def await_ready(self) -> None:
-        """Wait until every trainer is ready to begin."""
+        """Wait until every trainer is ready for a measurement."""
         self._await("ready")
 
     def measure(self, steps: int, batch: int = MAX_BATCH) -> Measured:
-        """Run steps on every trainer, then stop the processes; return how long the steps took."""
+        """Run steps on every trainer, then pause the processes; return the time of the steps."""
         with self.awake():
             return self.make(steps, batch)
 
     @contextmanager
     def awake(self) -> Iterator[None]:
-        """Let the processes run within the block; stop them afterwards."""
+        """Let the processes run within the block, and stop them again afterwards."""
         self._signal(signal.SIGCONT)
         yield
         self._signal(signal.SIGSTOP)
 
     def make(self, steps: int, batch: int) -> Measured:
-        """Run steps on every trainer while the processes are running; return how long the steps took."""
+        """Run steps on every trainer while the processes are awake; return the time of the steps."""
         began = time.perf_counter()
         for trainer in self._trainers:
             stream(trainer.stdin).write(f"{steps} {batch}\n")
@@ -135,13 +135,13 @@ class Running:
         return Measured(time.perf_counter() - began, tuple(step_seconds))
 
     def release(self) -> None:
-        """Close every process's standard input, which ends the trainers and then the servers."""
+        """Close the standard input of every process, which ends the trainers and then the servers."""
         self._signal(signal.SIGCONT)
         for process in self._trainers + self._servers:
             stream(process.stdin).close()
 
     def close(self, deadline: float) -> None:
-        """Wait for every process to end; kill those that have not ended by the deadline."""
+        """Wait until every process has ended; kill those that are still running at the deadline."""
         for process in self._trainers + self._servers:
             try:
                 process.wait(max(0.1, deadline - time.monotonic()))
@@ -173,14 +173,14 @@ class Running:
 
 
 _KEY = secrets.token_hex(32)
-"""Without one, servers listen on loopback only, and hosts of a network of their own would not reach them."""
+"""Without a key, servers listen only on loopback, which other simulated hosts cannot reach."""
 
 
 _certificates = functools.cache(certificates.environment)
 
 
 def stream(pipe: Any) -> TextIO:
-    """Return a pipe of a process; the process must have been started with pipes."""
+    """Return a pipe of a process that was started with pipes."""
     assert pipe is not None
     return pipe  # type: ignore[no-any-return]
 
@@ -213,7 +213,7 @@ def _start(
 
 
 def _die_with_parent() -> None:
-    """Make this process end with the benchmark; a stopped process would not notice that its input ended."""
+    """Make this process end with the benchmark, even while this process is stopped."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -224,7 +224,7 @@ def interleave(
     warm_up_steps: int,
     measure: Callable[[Running, int, int], T],
 ) -> Generator[dict[str, T], None, None]:
-    """Start the systems, measure each once per round in varying order, and end them all.
+    """Start the systems, measure each once per round in varying order, and end all of them.
 
     Parameters
     ----------
@@ -232,14 +232,14 @@ def interleave(
     batches : sequence of int
         The size of the batches, by round.
     steps, warm_up_steps : int
-        How many steps a round has, and how many come before the first one.
+        The number of steps in a round, and the number of steps before the first round.
     measure : callable
-        Has a system make so many steps with batches of this size: :meth:`Running.measure`, or more than that.
+        Measures a system for a number of steps and a batch size; by default :meth:`Running.measure`.
 
     Yields
     ------
     dict
-        One round: what `measure` returned for each system.
+        One round: the result of `measure` for each system.
     """
     try:
         for system in running.values():
@@ -248,7 +248,7 @@ def interleave(
             system.measure(warm_up_steps)
             say(f"{system.name} is ready")
         for number, batch in enumerate(batches):
-            order = random.Random(number).sample(sorted(running), len(running))  # noqa: S311 (an order)
+            order = random.Random(number).sample(sorted(running), len(running))  # noqa: S311 (not used for secrets)
             measured = {name: measure(running[name], steps, batch) for name in order}
             yield {name: measured[name] for name in running}
     finally:
@@ -260,11 +260,11 @@ def interleave(
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Return the median and the 10th and 90th percentiles."""
+    """Return the median, the 10th percentile and the 90th percentile."""
     deciles = quantiles(values, n=10, method="inclusive") if len(values) > 1 else list(values) * 9
     return {"median": median(values), "p10": deciles[0], "p90": deciles[8]}
 
 
 def say(text: str) -> None:
-    """Print a progress message."""
+    """Print a progress message of the benchmark."""
     print(text, file=sys.stderr, flush=True)

@@ -1,9 +1,9 @@
-"""An operator that records long stalls of its event loop, and its memory.
+"""An operator that records its own memory and the stalls of its event loop.
 
-``python -m benchmarks.sampled_operator FILE`` is the operator, with one task more. It adds JSON objects to
-the file, ``{"at", "halt", "cpu", "rss"}``: the time, for how many seconds the loop then did nothing for
-others, how many of them its own thread computed, and the resident bytes. On a busy machine a halt may only
-be a wait for a processor; what the thread computed is the operator's own.
+``python -m benchmarks.sampled_operator FILE`` runs the operator with an additional task, which appends JSON
+objects to the file, ``{"at", "halt", "cpu", "rss"}``: the time, the length of a stall of the event loop in
+seconds, the CPU seconds of the loop's thread during the stall, and the resident bytes. On a busy machine, a
+stall may be only a wait for a processor; the CPU seconds are the operator's own.
 """
 
 import asyncio
@@ -19,17 +19,17 @@ __all__ = ["main"]
 
 TICK_SECONDS = 0.005
 TOLD_SECONDS = 0.02
-"""Halts from here on are noted."""
+"""The minimum length of a stall that is recorded."""
 
 RSS_SECONDS = 0.05
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class SampledOperator(startup.Operator):
-    """The operator and its sampling task."""
+    """The operator together with a task that samples it."""
 
     async def run(self) -> int:
-        """Run the operator, sampling until it ends."""
+        """Run the operator and sample it until it ends."""
         sampling = asyncio.create_task(_sample(Path(sys.argv[1])))
         try:
             return await super().run()
@@ -58,7 +58,7 @@ def _resident_bytes() -> int:
 
 
 def main() -> int:
-    """Run the sampled operator."""
+    """Run the sampled operator as a program."""
     startup.Operator = SampledOperator  # type: ignore[misc]
     return startup.run_operator()
 

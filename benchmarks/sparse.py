@@ -1,8 +1,9 @@
-"""Benchmarks steps per second of an embedding table with two trainers and one server, with alternatives.
+"""Benchmarks an embedding table with two trainers and one server against alternatives, in steps per second.
 
-``python -m benchmarks.sparse --json`` trains a table of a million rows of ten numbers, 26 ids a sample, zipf
-distributed, in batches of 1000, with every system, in interleaved rounds as `benchmarks.dense_sync` does.
-Communication alone is measured first, then with three layers of 400, which are each trainer's own.
+``python -m benchmarks.sparse --json`` trains a table of a million rows of ten numbers, with 26
+Zipf-distributed ids per sample and batches of 1000 samples, with every system, in interleaved rounds as in
+`benchmarks.dense_sync`. Communication alone is measured first, then training with three layers of 400 units,
+which are local to each trainer.
 """
 
 import argparse
@@ -33,11 +34,11 @@ BATCH = 1000
 WARM_UP_STEPS = 10
 
 Rounds = dict[str, dict[str, list[float]]]
-"""Steps per second: by workload and by system, those of each round."""
+"""Steps per second of each round, by workload and by system."""
 
 
 def run(systems: Sequence[str], workloads: Sequence[str], rounds: int, steps: int) -> Rounds:
-    """Measure every system once per round, in varying order, for one workload after another."""
+    """Measure every system once per round, in varying order, for each workload in turn."""
     measured: Rounds = {}
     for workload in workloads:
         of_workload = measured[workload] = {name: [] for name in systems}
@@ -54,7 +55,7 @@ def run(systems: Sequence[str], workloads: Sequence[str], rounds: int, steps: in
 
 
 def report(measured: Rounds, steps: int) -> dict[str, Any]:
-    """Summarize steps per second by system, and ratios within each round, by workload."""
+    """Summarize steps per second by system, and the ratios within each round, by workload."""
     return {
         "benchmark": "sparse",
         "rows": ROWS,
@@ -94,7 +95,7 @@ def show(summary: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run the benchmark with the options on the command line."""
+    """Run the benchmark with the command-line options."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sparse", description=__doc__)
     parser.add_argument("--rounds", type=int, default=8, help="per workload (default: 8)")
     parser.add_argument("--steps", type=int, default=40, help="steps per system and round (default: 40)")
@@ -114,7 +115,7 @@ def main() -> None:
             )
     if options.rounds < 1 or options.steps < 1:
         parser.error(f"--rounds is {options.rounds} and --steps {options.steps}; expected 1 or more")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that every process is ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # to end all processes
     summary = report(run(systems, workloads, options.rounds, options.steps), options.steps)
     if options.json:
         print(json.dumps(summary))

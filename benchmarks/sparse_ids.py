@@ -1,8 +1,8 @@
-"""Benchmarks the encoding of row ids: bytes on the wire, and processor time to encode and decode.
+"""Benchmarks encodings of row ids: bytes on the wire, and processor time to encode and decode.
 
-``python -m benchmarks.sparse_ids`` packs the distinct ids of a batch in three ways: as 8 bytes each, as 4
-bytes where they fit, and as the gaps between them, which is what frames carry (`fleet.wire.rows`). Reading
-includes the check that ids ascend. Processor time of one thread, median over the turns.
+``python -m benchmarks.sparse_ids`` encodes the distinct ids of a batch in three ways: as 8 bytes each, as 4
+bytes each if they fit, and as the gaps between ids, which frames contain (`fleet.wire.rows`). Decoding
+includes the check that ids ascend. The result is the median processor time of one thread.
 """
 
 import argparse
@@ -79,7 +79,7 @@ def _microseconds(work: Callable[[], Any]) -> float:
 
 
 def measure() -> list[dict[str, Any]]:
-    """Return a row for each kind of ids and each encoding."""
+    """Return one row of results for each kind of ids and each encoding."""
     found = []
     for kind, ids in batches().items():
         for way, of in WAYS.items():
@@ -98,7 +98,7 @@ def measure() -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Run the benchmark with the options on the command line."""
+    """Run the benchmark with the command-line options."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sparse_ids", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()

@@ -1,14 +1,14 @@
-"""Benchmarks an embedding table limited by the network, compared with the rate of the links.
+"""Benchmarks an embedding table whose speed is limited by the network, relative to the link rate.
 
-``python -m benchmarks.sparse_network --json`` has the workload of `benchmarks.sparse`, communication alone,
-on the network of `benchmarks.dense_network`: every process is a host, whose link carries a rate in each
-direction. In sync mode a trainer's step asks for the distinct rows of its batch by their ids, gets them,
-and sends ids with a gradient for each. These follow on each other, so a step takes at least as long as its
-busiest link takes for all of them: ids of 8 bytes and rows, both ways, at that part of the rate which is
-payload. It needs root and iproute2, and removes all that it makes.
+``python -m benchmarks.sparse_network --json`` runs the communication workload of `benchmarks.sparse` on the
+network of `benchmarks.dense_network`: every process has its own host, whose link is limited in each
+direction. In sync mode, a trainer's step requests the distinct rows of its batch by id, receives the rows,
+and sends a gradient with the id of each row. These phases follow one another, so a step takes at least as
+long as the busiest link needs for all of them: ids of 8 bytes, and rows in both directions, at the payload
+rate. The benchmark needs root and iproute2, and removes everything that it creates.
 
-What is held against the limit is less than that: ids travel as gaps, and a link's bucket lets some bytes
-through at once (`benchmarks.network.BUCKET`), in each direction. So slow links may come to more than 1.
+The actual traffic is lower: ids are sent as gaps, and a link's token bucket passes some bytes without delay
+(`benchmarks.network.BUCKET`) in each direction. On slow links, the ratio may therefore exceed 1.
 """
 
 import argparse
@@ -35,16 +35,16 @@ DEFAULT_CASES = "2+2@400"
 BATCH = 1000
 WARM_UP_STEPS = 2
 PAYLOAD: Final = 0.956
-"""The part of a link's rate that is payload, in frames of 1,500 bytes."""
+"""The fraction of a link's rate that is payload, with frames of 1,500 bytes."""
 GOAL: Final = 0.9
 ROW_AND_ID_BYTES: Final = 4 * DIMENSION + 8
 
 Rounds = dict[str, list[float]]
-"""By system, the seconds a step of each round."""
+"""Seconds per step of each round, by system."""
 
 
 def run(case: Case, systems: Sequence[str], rounds: int, steps: int) -> Rounds:
-    """Measure every system once per round, in varying order, on a network created for the case."""
+    """Measure every system once per round, in varying order, on a network made for the case."""
     measured: Rounds = {name: [] for name in systems}
     with network(case.num_trainers + case.num_servers, case.mbit_per_second) as hosts:
         shape = Shape(case.num_servers, case.num_trainers, ())
@@ -60,7 +60,7 @@ def run(case: Case, systems: Sequence[str], rounds: int, steps: int) -> Rounds:
 
 
 def most_rows(num_trainers: int, num_servers: int) -> float:
-    """Return the mean number of distinct rows per step on the busiest link, of a trainer or a server."""
+    """Return the mean number of distinct rows per step on the busiest link of any process."""
     batches = [[np.unique(batch) for batch in id_batches(trainer)] for trainer in range(num_trainers)]
     of_trainers = [np.mean([ids.size for ids in each]) for each in batches]
     of_servers = np.zeros(num_servers)
@@ -72,12 +72,12 @@ def most_rows(num_trainers: int, num_servers: int) -> float:
 
 
 def limit_seconds(case: Case, rows: float) -> float:
-    """Return how long a step takes if its busiest link carries this number of rows both ways."""
+    """Return the minimum time of a step whose busiest link carries the rows in both directions."""
     return rows * 2 * ROW_AND_ID_BYTES * 8 / (case.mbit_per_second * 1e6 * PAYLOAD)
 
 
 def report(case: Case, measured: Rounds, rows: float, steps: int) -> dict[str, Any]:
-    """Summarize a case: seconds per step, and the ratio of the lower bound to them."""
+    """Summarize a case: seconds per step, and the lower bound relative to them."""
     limit = limit_seconds(case, rows)
     return {
         "case": str(case),
@@ -96,7 +96,7 @@ def report(case: Case, measured: Rounds, rows: float, steps: int) -> dict[str, A
 
 
 def show(summary: Mapping[str, Any]) -> None:
-    """Print a table for one case."""
+    """Print the results of one case as a table."""
     title = f"{summary['case']}: {summary['rows_per_step']:.0f} distinct rows a step"
     print(f"{title:<44}{'limit s':>9}{'s/step':>9}{f'of limit (goal {GOAL})':>24}")
     for name, row in summary["systems"].items():
@@ -108,7 +108,7 @@ def show(summary: Mapping[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run the benchmark with the options on the command line."""
+    """Run the benchmark with the command-line options."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sparse_network", description=__doc__)
     parser.add_argument(
         "--cases", default=DEFAULT_CASES, help="trainers+servers@Mbit/s, … (default: %(default)s)"
@@ -131,7 +131,7 @@ def main() -> None:
         parser.error(f"--rounds is {options.rounds} and --steps {options.steps}; expected 1 or more")
     if (unmet := unmet_needs()) is not None:
         raise SystemExit(f"benchmarks.sparse_network: {unmet}")
-    for number in (signal.SIGINT, signal.SIGTERM):  # so that every process is ended, and the network removed
+    for number in (signal.SIGINT, signal.SIGTERM):  # to end all processes and remove the network
         signal.signal(number, lambda received, _: sys.exit(128 + received))
     if (left := report_leftovers()) is not None:
         say(left)

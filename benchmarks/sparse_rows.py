@@ -1,17 +1,17 @@
-"""Benchmarks how fast one core reads and updates rows of an embedding table, and the rows' memory.
+"""Benchmarks how fast one core reads and updates rows of a table, and the memory of the rows.
 
 ``python -m benchmarks.sparse_rows`` measures, in one thread, batches of distinct random rows of a table in
-which every row was updated. Each round has a turn of every measurement, and ratios are taken within a round:
-look-ups to numpy's reads of the same rows (``take`` of a matrix of the rows alone), updates to its reading,
-adding to and writing back of rows and slots (``take``, ``+=``, assignment by index). Once where ids are
-bounded and dense, as those that are hashed to a number of buckets, and once where any 64-bit id is one.
+which every row was updated. Each round includes every measurement once, and ratios are computed within a
+round: look-ups relative to numpy's reads of the same rows (``take`` on a matrix of the rows), and updates
+relative to numpy's reading, adding and writing back of rows and slots (``take``, ``+=``, assignment by
+index). This is done with bounded, dense ids, such as hash buckets, and with arbitrary 64-bit ids.
 
-Then a server's share of a small step and of a large one: 25 and 20,000 rows of 16 that exist, looked up and
-stepped by plain SGD through `TableStore`, as a server in sync mode does, which keeps the rows from before the
-step.
+The second part measures a server's share of a small and a large step: 25 and 20,000 existing rows of 16
+numbers are looked up and updated by plain SGD through `TableStore`, as on a server in sync mode, which keeps
+the previous rows.
 
-Last, in a process of its own, a table of 10^9 rows of which some are updated with Adagrad: how long until it
-has made its first update, and how much memory each updated row takes.
+The last part runs in a separate process: it updates some rows of a table of 10^9 rows with Adagrad, and
+measures the time until the first update is complete and the memory per updated row.
 """
 
 import argparse
@@ -43,7 +43,7 @@ UPDATE_GOAL: Final = 0.5
 MEMORY_GOAL: Final = 1.3
 START_GOAL_SECONDS: Final = 2.0
 BATCHES: Final = 20
-"""In a turn; each of other rows, so that no turn finds them in the caches."""
+"""The batches in a turn, each of different rows, so that the rows are not in the CPU caches."""
 ADDED_AT_ONCE: Final = 50_000
 SMALL_BATCHES: Final = (25, 20_000)
 SMALL_DIMENSION: Final = 16
@@ -54,14 +54,14 @@ Ids = NDArray[np.int64]
 
 
 class Measured:
-    """A table, matrices of the same rows, and the time that a batch takes on each.
+    """A table and matrices with the same rows, and the time of a batch on each.
 
     Parameters
     ----------
     rule : RowRule
     num_rows, dimension, batch : int
     bounded : bool
-        Whether ids are those from 0 on; else any 64-bit numbers.
+        True for consecutive ids from 0; False for arbitrary 64-bit ids.
     """
 
     def __init__(self, rule: RowRule, num_rows: int, dimension: int, batch: int, bounded: bool) -> None:
@@ -83,7 +83,7 @@ class Measured:
         self._step = 1
 
     def turn(self) -> dict[str, float]:
-        """Return the seconds per batch of each measurement, taken one after another."""
+        """Time each operation in turn; return the seconds per batch of each."""
         at = [self._random.choice(self._ids.size, self._batch, replace=False) for _ in range(BATCHES)]
         ids = [self._ids[each] for each in at]
         gradients = [self._gradient.clone() for _ in range(BATCHES)]
@@ -105,7 +105,7 @@ class Measured:
 
 
 def _seconds(work: Callable[[int], object]) -> float:
-    """Return the median processor time of a batch, which excludes time used by other processes."""
+    """Return the median processor time of a batch."""
     took = []
     for turn in range(BATCHES):
         begun = time.thread_time()
@@ -115,7 +115,7 @@ def _seconds(work: Callable[[int], object]) -> float:
 
 
 def speed(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Measure look-ups and updates; return a row for each kind of ids."""
+    """Measure look-ups and updates; return one row of results for each kind of ids."""
     shape = (arguments.rows, arguments.dimension, arguments.batch)
     kinds = {"bounded ids": True, "any 64-bit id": False}
     measured = {kind: Measured(RULES[arguments.rule](), *shape, bounded) for kind, bounded in kinds.items()}
@@ -139,12 +139,12 @@ def _summary(turns: list[dict[str, float]], batch: int) -> dict[str, Any]:
 
 
 def _spread(ratios: list[float]) -> list[float]:
-    """Return the median and the 10th and 90th percentiles."""
+    """Return the median, the 10th percentile and the 90th percentile."""
     return [float(each) for each in np.percentile(ratios, [50, 10, 90])]
 
 
 def small(num_rows: int, rounds: int) -> list[dict[str, Any]]:
-    """Measure a look-up and an update of a `TableStore`; return a row for each number of ids."""
+    """Measure look-ups and updates of a `TableStore`; return one row of results for each number of ids."""
     config = TableConfig("measured", SMALL_DIMENSION, SGD(), None, Constant(0.0))
     store = TableStore([TablePlan(0, config, group=0)], FailedStep("this process"))
     random, hyper_parameters = np.random.default_rng(0), (dict(SGD().defaults()),)
@@ -180,9 +180,10 @@ def _store_seconds(store: TableStore, updates: Sequence[RowUpdate]) -> dict[str,
 
 
 def large(touched: int) -> dict[str, Any]:
-    """Update some rows of a table of 10^9 rows; return seconds and bytes."""
+    """Update some rows of a table of 10^9 rows; return the seconds and the bytes used."""
     random = np.random.default_rng(0)
-    Table(TableConfig("small", 1, Adagrad())).update(np.arange(9), torch.ones(9, 1), 1)  # what torch loads
+    # The update of another table first loads torch's lazy modules.
+    Table(TableConfig("small", 1, Adagrad())).update(np.arange(9), torch.ones(9, 1), 1)
     begun_bytes, begun = _resident(), time.perf_counter()
     table = Table(TableConfig("large", LARGE_DIMENSION, Adagrad(), LARGE_IDS, Constant(0.0)))
     table.update(np.arange(1), torch.ones(1, LARGE_DIMENSION), 1)
@@ -205,7 +206,7 @@ def large(touched: int) -> dict[str, Any]:
 
 
 def _resident() -> int:
-    """Return this process's memory in bytes, excluding freed memory that the allocator retains."""
+    """Return this process's memory in bytes, without freed memory that the allocator keeps."""
     ctypes.CDLL(None).malloc_trim(0)
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
@@ -240,7 +241,7 @@ def show(summary: Mapping[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run the benchmark with the options on the command line."""
+    """Run the benchmark with the command-line options."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sparse_rows", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--rounds", type=int, default=15)

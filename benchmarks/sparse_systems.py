@@ -1,9 +1,9 @@
-"""The systems of embedding benchmarks: 26 ids per sample, from a million rows of ten numbers.
+"""The systems of embedding benchmarks, which look up 26 ids per sample in a million rows.
 
-A step looks up the distinct rows of a batch, computes on them, and hands over a gradient for each. Layers,
-where the workload has some, are each trainer's own and never exchanged, in every system: what differs is the
-way of the rows. Only our sync mode has trainers wait for each other; in the others a gradient is applied when
-it comes.
+A step looks up the distinct rows of a batch, computes on them, and sends a gradient for each. The layers of a
+workload, if any, are local to each trainer in every system; systems differ only in the transfer of rows.
+Trainers wait for each other only in fleet's sync mode; in the other systems, a gradient is applied on
+arrival.
 """
 
 import threading
@@ -43,7 +43,7 @@ _MESSAGES: Final = [("grpc.max_send_message_length", -1), ("grpc.max_receive_mes
 
 
 def id_batches(index: int) -> list[Tensor]:
-    """Return a trainer's batches of ids, int64[1000, 26] and Zipf-distributed, which it uses in turn."""
+    """Return a trainer's batches of Zipf-distributed ids, int64[1000, 26]."""
     shares = np.cumsum(np.arange(1, ROWS + 1) ** -_SKEW)
     names = np.random.default_rng(0).permutation(ROWS)
     random = np.random.default_rng(100 + index)
@@ -52,7 +52,7 @@ def id_batches(index: int) -> list[Tensor]:
 
 
 class _Computing:
-    """A trainer's computation on the rows of a batch: only a sum, or its own layers."""
+    """A trainer's computation on the rows of a batch: a sum, or its own layers."""
 
     def __init__(self, config: Config) -> None:
         self.layers = nn.Sequential(*build_layers(config.widths)) if config.widths else None
@@ -61,7 +61,7 @@ class _Computing:
         )
 
     def __call__(self, embedded: Tensor) -> None:
-        """Run the backward pass for rows, float32[n, 26, 10], and update the layers."""
+        """Run the backward pass for rows of shape float32[n, 26, 10], and update the layers."""
         if self.layers is None or self._optimizer is None:
             embedded.sum().backward()
             return
@@ -74,7 +74,7 @@ class _Computing:
 def _loop(
     config: Config, look_up: Callable[[Tensor], Tensor], push: Callable[[Tensor, Tensor], object]
 ) -> Step:
-    """Return a step that looks up distinct rows and passes on their gradients."""
+    """Return a step that looks up the distinct rows of a batch and pushes their gradients."""
     batches, numbers, computing = id_batches(config.index), count(), _Computing(config)
 
     def step(size: int) -> None:
@@ -90,24 +90,24 @@ def _loop(
 
 
 class _Table:
-    """A dense array of rows, which gradients update on arrival."""
+    """A dense array of rows that is updated by each gradient on arrival."""
 
     def __init__(self) -> None:
         self._rows = torch.zeros(ROWS, DIMENSION)
         self._lock = threading.Lock()
 
     def look_up(self, ids: Tensor) -> Tensor:
-        """Return rows."""
+        """Return the rows of the given ids."""
         return self._rows.index_select(0, ids)
 
     def push(self, ids: Tensor, gradient: Tensor) -> None:
-        """Update rows with gradients."""
+        """Update rows with their gradients."""
         with self._lock:
             self._rows.index_add_(0, ids, gradient, alpha=-LEARNING_RATE)
 
 
 def local_trainer(config: Config) -> tuple[Step, End]:
-    """Train a table in the same process, the upper bound for all systems."""
+    """Train a table in the trainer's own process, as an upper bound for all systems."""
     table = _Table()
     return _loop(config, table.look_up, table.push), lambda: None
 
@@ -171,7 +171,7 @@ def _rpc_init(config: Config) -> None:
 
 
 def rpc_trainer(config: Config) -> tuple[Step, End]:
-    """Train a table that is accessed with torch.distributed.rpc."""
+    """Train a table that is accessed over torch.distributed.rpc."""
     _rpc_init(config)
 
     def look_up(ids: Tensor) -> Tensor:
@@ -185,14 +185,14 @@ def rpc_trainer(config: Config) -> tuple[Step, End]:
 
 
 def rpc_serve(config: Config) -> None:
-    """Serve the table until every process calls shutdown."""
+    """Serve the table over RPC until every process calls shutdown."""
     _rpc_table.append(_Table())
     _rpc_init(config)
     rpc.shutdown()
 
 
 def grpc_trainer(config: Config) -> tuple[Step, End]:
-    """Train a table accessed with unary grpcio calls that carry raw bytes."""
+    """Train a table that is accessed by unary grpcio calls with raw bytes."""
     import grpc
 
     channel = grpc.insecure_channel(config.endpoints[0], options=_MESSAGES)
@@ -212,7 +212,7 @@ def grpc_trainer(config: Config) -> tuple[Step, End]:
 
 
 def grpc_serve(config: Config) -> None:
-    """Serve the table until every trainer has finished."""
+    """Serve the table over grpcio until every trainer has finished."""
     import grpc
 
     table, left = _Table(), threading.Semaphore(0)

@@ -1,12 +1,12 @@
-"""Compares training on a table with a tenth of its rows in memory to training on one fully in memory.
+"""Compares a table with a tenth of its rows in memory to a table that is fully in memory.
 
-``python -m benchmarks.sparse_tier`` trains ctr's network on two tables, each in a process of its own, in
-turns. One has all rows in memory. The other uses `fleet.tables.LocalDisk` with a memory limit (a cgroup,
-which takes root on Linux) of a tenth of the rows, on top of the process, its ids and its index. Each step
-looks up the distinct rows of a batch, runs the network forward and backward, and steps the rows with Adam, in
-one thread. In a second measurement another thread looks up the rows of the next batch meanwhile, as servers
-do for ``fleet.prefetch``. Ids are Zipf distributed. The benchmark also prints how many random reads of 4 KiB
-per second the disk answers.
+``python -m benchmarks.sparse_tier`` trains the network of ``examples/ctr`` on two tables in alternation, each
+in a separate process. One has all rows in memory. The other uses `fleet.tables.LocalDisk` with a memory limit
+(a cgroup, which needs root on Linux) of a tenth of the rows, in addition to the process, its ids and its
+index. Each step looks up the distinct rows of a batch, runs the forward and backward pass, and updates the
+rows with Adam, in one thread. In a second measurement, another thread looks up the rows of the next batch at
+the same time, as servers do for ``fleet.prefetch``. Ids are Zipf-distributed. The benchmark also prints the
+disk's rate of random 4 KiB reads.
 """
 
 import argparse
@@ -36,23 +36,23 @@ DIMENSION: Final = 10
 SKEW: Final = 1.05
 GOAL: Final = 0.5
 ROW_BYTES: Final = 4 * (3 * DIMENSION + 1)
-"""Values, the two slots of Adam, and the step of the last update."""
+"""The size of a row: its values, the two slots of Adam, and the step of the last update."""
 LOADED_AT_ONCE: Final = 1 << 16
 
 Ids = NDArray[np.int64]
 
 
 class Training:
-    """A table and the network of ``examples/ctr``, in one process and one thread.
+    """A table and the network of ``examples/ctr`` in one process with one thread.
 
     Parameters
     ----------
     num_rows : int
-        All of them exist before training.
+        The number of rows, all of which exist before training.
     memory : int
-        Bytes for rows in memory; 0 keeps all rows there.
+        The bytes for rows in memory; 0 keeps all rows in memory.
     directory : str
-        Directory of the file with the other rows.
+        The directory of the file with the other rows.
     """
 
     def __init__(self, num_rows: int, memory: int, directory: str) -> None:
@@ -69,14 +69,14 @@ class Training:
         storage = LocalDisk(memory, directory) if memory else Memory()
         config = TableConfig("tier", DIMENSION, Adam(), num_rows, Constant(0.0), storage=storage)
         self.table, self._step = Table(config), 0
-        # Ids are hashes, so frequent rows are anywhere.
+        # Ids are hashes, so frequent rows are at random positions.
         self._names = self._random.permutation(num_rows).astype(np.int32)
         for begin in range(0, num_rows, LOADED_AT_ONCE):
             ids = np.arange(begin, min(begin + LOADED_AT_ONCE, num_rows))
             self.table.load(TableRows(ids, torch.zeros(ids.size, DIMENSION), {}))
 
     def turn(self, steps: int, *, ahead: bool = False) -> float:
-        """Return the seconds for some steps. With `ahead`, rows are looked up during the previous step."""
+        """Return the seconds for some steps; with `ahead`, rows are looked up one step early."""
         batches = [self._batch() for _ in range(steps)]
         begun = time.perf_counter()
         with ThreadPoolExecutor(1) as other:
@@ -85,20 +85,20 @@ class Training:
                 coming = batches[number + 1][0] if number + 1 < steps else ids[:0]
                 asked = other.submit(self.table.look_up, coming) if ahead else None
                 gradient = self._compute(rows, positions)
-                rows = asked.result() if asked is not None else rows  # a table takes one call at a time
+                rows = asked.result() if asked is not None else rows  # a table allows one call at a time
                 self._step += 1
                 self.table.update(ids, gradient, self._step)
                 rows = rows if asked is not None else self.table.look_up(coming)
         return time.perf_counter() - begun
 
     def _batch(self) -> tuple[Ids, Ids]:
-        """Return the distinct ids of a batch, and the position of each id among them."""
+        """Return the distinct ids of a batch, and the index of each sample's ids among them."""
         ranks = zipf_ranks(self._random, self._num_rows)
         distinct, positions = np.unique(self._names[ranks].astype(np.int64), return_inverse=True)
         return distinct, positions
 
     def _compute(self, rows: Tensor, positions: Ids) -> Tensor:
-        """Run a step of the network; return the gradient of the rows."""
+        """Run a step of the network and return the gradient of the rows."""
         leaf = rows.requires_grad_()
         self._optimizer.zero_grad()
         inputs = torch.nn.functional.embedding(torch.from_numpy(positions), leaf).view(SAMPLES, -1)
@@ -109,7 +109,7 @@ class Training:
 
 
 def zipf_ranks(random: np.random.Generator, num_rows: int) -> Ids:
-    """Return a batch of ids drawn from a Zipf distribution; id 0 is the most frequent."""
+    """Return a batch of Zipf-distributed ids, where id 0 is the most frequent."""
     share = 1.0 - SKEW
     drawn = random.random(SAMPLES * SLOTS) * (num_rows**share - 1.0) + 1.0
     ranks: Ids = np.minimum((drawn ** (1.0 / share)).astype(np.int64) - 1, num_rows - 1)
@@ -117,17 +117,17 @@ def zipf_ranks(random: np.random.Generator, num_rows: int) -> Ids:
 
 
 def serve(arguments: argparse.Namespace) -> None:
-    """Run one of the two processes, which performs one turn for each line of standard input."""
+    """Run one of the two processes, which trains one timed turn for each line on standard input."""
     torch.set_num_threads(1)
     training = Training(arguments.rows, arguments.memory, arguments.directory)
     for line in sys.stdin:
-        steps = int(line)  # a negative number looks rows up ahead
+        steps = int(line)  # a negative number requests look-ups one step ahead
         seconds = training.turn(abs(steps), ahead=steps < 0)
         print(json.dumps({"seconds": seconds, "bytes": anonymous_bytes()}), flush=True)
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Train both alternately; return samples per second, and ratios within each round."""
+    """Train both in alternation; return samples per second, and the ratios within each round."""
     reads = {threads: random_reads(arguments.directory, threads) for threads in (1, 32)}
     rows, group = arguments.rows * ROW_BYTES, Cgroup("tier")
     memory = int(arguments.share * rows / 10)
@@ -170,7 +170,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def show(summary: dict[str, Any]) -> None:
-    """Print the summary."""
+    """Print the summary of the results."""
     beside, tenth = summary["limit_bytes"] - summary["row_bytes"] // 10, summary["row_bytes"] // 10
     print(f"{summary['rows']} rows of {ROW_BYTES} bytes; memory is limited to {tenth / 1e6:.0f} MB for rows,")
     print(f"a tenth, and {beside / 1e6:.0f} MB for the process, ids and index")
@@ -189,7 +189,7 @@ def show(summary: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run the benchmark with the options on the command line."""
+    """Run the benchmark with the command-line options."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sparse_tier", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--rows", type=int, default=10_000_000)

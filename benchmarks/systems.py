@@ -1,7 +1,7 @@
-"""The measured systems, each used through its public interface as its documentation shows.
+"""The measured systems, each used as its own documentation shows.
 
-A system is a pair of functions: `trainer` gives the step to time and what ends it, `serve` runs a parameter
-server until every trainer has ended.
+A system is a pair of functions: `trainer` returns the step to time and a function that ends training, and
+`serve` runs a parameter server until every trainer has ended.
 """
 
 import threading
@@ -39,19 +39,19 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "shared": {"transport": "shared_memory"},
     "both": {"transport": "shared_memory", "cross_step": True},
 }
-"""What our own systems differ in; those of `ENCRYPTED` beside have certificates."""
+"""The strategies of fleet's parameter-server systems; those in `ENCRYPTED` also have certificates."""
 COLLECTIVE: dict[str, dict[str, Any]] = {
     "allreduce": {},
     "allreducehalf": {"wire_dtype": "bfloat16"},
     "localsgd": {"local_sgd": LocalSGD(k_steps=8)},
 }
-"""What our collective systems differ in."""
+"""The strategies of fleet's collective systems."""
 ENCRYPTED = frozenset({"tls"})
 
 
 @dataclass(frozen=True)
 class System:
-    """The role of one process in a system."""
+    """A system to measure: its trainer function and its server function."""
 
     trainer: Callable[[Config], tuple[Step, End]]
     serve: Callable[[Config], None] | None = None
@@ -65,7 +65,7 @@ def _loop(
     to_none: bool = True,
     advance: Callable[[], object] | None = None,
 ) -> Step:
-    """Return the usual training step, which ends with ``optimizer.step()`` or a replacement for it."""
+    """Return the usual training step, which ends with ``optimizer.step()`` or a replacement."""
     inputs, labels = batch(config.index, config.widths)
     advance = advance or optimizer.step
 
@@ -78,20 +78,20 @@ def _loop(
 
 
 def compute_trainer(config: Config) -> tuple[Step, End]:
-    """Train without communication, the upper bound for all systems."""
+    """Train without communication, as an upper bound for all systems."""
     model = nn.Sequential(*build_layers(config.widths))
     return _loop(model, torch.optim.SGD(model.parameters(), lr=LEARNING_RATE), config), lambda: None
 
 
 def imports_trainer(config: Config) -> tuple[Step, End]:
-    """Do nothing except the imports of fleet's processes."""
+    """Import what fleet's processes import, and do nothing else."""
     del config
     _import_fleet()
     return lambda _: None, lambda: None
 
 
 def alone_trainer(config: Config) -> tuple[Step, End]:
-    """Train without communication but with fleet's imports, as a reference for memory."""
+    """Train without communication but with fleet's imports, as a memory reference."""
     _import_fleet()
     from fleet.without_dynamo import step_directly
 
@@ -109,7 +109,7 @@ def _import_fleet() -> None:
 def ddp_trainer(
     config: Config, hook: Callable[..., Any] | None = None, *, to_none: bool = False
 ) -> tuple[Step, End]:
-    """Train with DistributedDataParallel over gloo; gradients are bucket views, and a hook may be set.
+    """Train with DistributedDataParallel over gloo, optionally with a communication hook.
 
     Gradients are zeroed in place, or set to None.
     """
@@ -144,7 +144,7 @@ def _fleet_init(config: Config) -> tuple[Any, nn.Module, torch.optim.Optimizer]:
 
 
 def fleet_trainer(config: Config) -> tuple[Step, End]:
-    """Train with fleet.parameter_server and one of `STRATEGIES`."""
+    """Train with fleet.parameter_server and the strategy that the system's name selects."""
     fleet, model, optimizer = _fleet_init(config)
     fleet.init_worker()
     return _loop(model, optimizer, config), fleet.stop_worker
@@ -158,7 +158,7 @@ def fleet_serve(config: Config) -> None:
 
 
 def collective_trainer(config: Config) -> tuple[Step, End]:
-    """Train with fleet.collective and one of `COLLECTIVE`."""
+    """Train with fleet.collective and the strategy that the system's name selects."""
     from fleet import DistributedStrategy, role_maker
     from fleet.collective import fleet
 
@@ -176,7 +176,7 @@ def collective_trainer(config: Config) -> tuple[Step, End]:
 
 
 class RpcServer:
-    """The parameter server from PyTorch's tutorial on batch RPC processing with asynchronous execution."""
+    """The parameter server of PyTorch's tutorial on batch RPC processing."""
 
     def __init__(self, config: Config) -> None:
         self.model = rpc_part(config, config.index)
@@ -189,7 +189,7 @@ class RpcServer:
             parameter.grad = torch.zeros_like(parameter)
 
     def add(self, gradients: list[torch.Tensor]) -> torch.futures.Future[nn.Module]:
-        """Add a trainer's gradients; the last trainer's gradients in a step trigger the update."""
+        """Add a trainer's gradients; the last trainer's gradients of a step trigger the update."""
         with self.lock:
             self.num_arrived += 1
             for parameter, gradient in zip(self.model.parameters(), gradients, strict=True):
@@ -212,7 +212,7 @@ _rpc_server: list[RpcServer] = []
 
 
 def rpc_part(config: Config, index: int) -> nn.Sequential:
-    """Return the consecutive layers of the server at `index`; layers are divided evenly among servers."""
+    """Return the layers of the server at `index`; consecutive layers are divided evenly among servers."""
     layers = build_layers(config.widths)
     num_linears = len(config.widths) - 1
     first, end = (2 * -(-num_linears * each // config.num_servers) for each in (index, index + 1))
@@ -220,13 +220,13 @@ def rpc_part(config: Config, index: int) -> nn.Sequential:
 
 
 def rpc_model() -> nn.Module:
-    """Return this server's part of the model to a remote caller."""
+    """Return this server's part of the model to the caller."""
     return _rpc_server[0].model
 
 
 @rpc.functions.async_execution  # type: ignore[untyped-decorator]
 def rpc_update(gradients: list[torch.Tensor]) -> torch.futures.Future[nn.Module]:
-    """Accept a trainer's gradients; reply with the updated part once all trainers' gradients have arrived."""
+    """Add a trainer's gradients; return the updated part once all gradients of the step have arrived."""
     return _rpc_server[0].add(gradients)
 
 
@@ -244,7 +244,7 @@ def _rpc_init(config: Config) -> None:
 
 
 def rpc_trainer(config: Config) -> tuple[Step, End]:
-    """Train over torch.distributed.rpc: send gradients to every server and fetch the updated parts."""
+    """Train over torch.distributed.rpc: send gradients to every server and fetch updated layers."""
     inputs, labels = batch(config.index, config.widths)
     _rpc_init(config)
     servers = [f"server{index}" for index in range(config.num_servers)]
@@ -265,7 +265,7 @@ def rpc_trainer(config: Config) -> tuple[Step, End]:
 
 
 def rpc_serve(config: Config) -> None:
-    """Serve a part of the model until every process calls shutdown."""
+    """Serve a part of the model over RPC until every process calls shutdown."""
     _rpc_server.append(RpcServer(config))
     _rpc_init(config)
     rpc.shutdown()

@@ -1,4 +1,4 @@
-"""Pods and jobs as seen through a watch: when each reached each phase, and what statuses reported."""
+"""Watches pods and jobs, and records when each reached a phase and when its status changed."""
 
 import asyncio
 import json
@@ -13,22 +13,22 @@ from fleet_operator.kubernetes.client import ApiClient
 __all__ = ["GONE", "Behind", "Watched", "behind"]
 
 GONE = "Gone"
-"""As a phase: the object was deleted."""
+"""The phase of a deleted object."""
 
 SILENCE_SECONDS = 120.0
 
 Said = Sequence[tuple[float, int]]
-"""When the status of a job said that how many of its replicas do their part."""
+"""The times at which a job's status changed, with the number of running or completed replicas reported."""
 
 
 class Watched:
-    """The objects in a collection, watched from the start; times are those of the event loop.
+    """The objects of a watched collection, with the times at which they reached phases.
 
     Parameters
     ----------
     client : ApiClient
     path : str
-        The collection, of a fresh namespace.
+        The collection, in a new namespace.
     """
 
     def __init__(self, client: ApiClient, path: str) -> None:
@@ -37,8 +37,8 @@ class Watched:
         self._changed = asyncio.Event()
         self._ended: Exception | None = None
         self._numbers: Counter[str] = Counter()
-        self.first: dict[str, dict[str, float]] = {}  # name: {phase: when it was first seen in it}
-        self.said: dict[str, list[tuple[float, int]]] = {}  # of jobs, by name
+        self.first: dict[str, dict[str, float]] = {}  # the first time in each phase, by name and phase
+        self.said: dict[str, list[tuple[float, int]]] = {}  # reports of statuses, by job name
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[Self]:
@@ -51,12 +51,12 @@ class Watched:
             await asyncio.gather(task, return_exceptions=True)
 
     async def until(self, phase: str, number: int, *, seconds: float) -> list[float]:
-        """Wait until enough objects have reached a phase; return the sorted times of their arrival.
+        """Wait until enough objects have reached a phase; return the sorted times at which they did.
 
         Raises
         ------
         SystemExit
-            That did not happen in time, or the watch has ended.
+            Too few objects reached the phase in time, or the watch has ended.
         """
         await self._until(
             lambda: self._numbers[phase] >= number,
@@ -66,12 +66,12 @@ class Watched:
         return sorted(seen[phase] for seen in self.first.values() if phase in seen)
 
     def forget(self) -> None:
-        """Discard all observations, so that awaited phases must be observed again."""
+        """Discard all recorded observations, so that later waits need new ones."""
         self.first.clear()
         self._numbers.clear()
 
     async def until_one(self, name: str, *phases: str, seconds: float) -> None:
-        """Wait until one object has reached any of some phases; raises the same errors as `until`."""
+        """Wait until an object has reached any of the given phases; raises errors as `until` does."""
         await self._until(
             lambda: any(phase in self.first.get(name, {}) for phase in phases),
             lambda: f"{name} was not {' or '.join(phases)}",
@@ -90,7 +90,7 @@ class Watched:
             raise SystemExit(f"{self._path}: {found()} after {seconds:g} s; is the machine busy?") from None
 
     async def _watch(self) -> None:
-        """Watch until cancelled; if the server ends the watch, continue where it ended."""
+        """Watch until cancelled; when the server ends a watch, continue from the last version."""
         version = "0"
         try:
             while True:
@@ -99,12 +99,12 @@ class Watched:
                 async with opened as lines:
                     async for line in lines:
                         version = self._take(json.loads(line))
-        except Exception as error:  # noqa: BLE001 whoever waits is told
+        except Exception as error:  # noqa: BLE001 waiting calls raise the error
             self._ended = error
             self._changed.set()
 
     def _take(self, event: Mapping[str, Any]) -> str:
-        """Record an event; return the version from which the watch would continue."""
+        """Record a watch event and return the version at which a new watch would resume."""
         kind, item = event["type"], event["object"]
         if kind == "ERROR":
             raise RuntimeError(item.get("message", "an error without a message"))
@@ -126,20 +126,20 @@ class Watched:
 
 
 def _up(status: Mapping[str, Any]) -> int:
-    """Return how many replicas are running or completed, according to a job's status."""
+    """Return the number of running or completed replicas in a job's status."""
     return sum(int(status.get(role, "0/0").partition("/")[0]) for role in ("pservers", "trainers"))
 
 
 @dataclass(frozen=True)
 class Behind:
-    """The delay of statuses relative to the pods.
+    """How far statuses lag behind the pods.
 
     Attributes
     ----------
     seconds : tuple of float
-        For each pod, from when it ran until the status said so; infinite if it never did.
+        For each pod, the delay until the status reported that it runs; infinite if it never did.
     most_pods : int
-        The most pods of one job that ran at one moment and that its status did not speak of.
+        The maximum number of a job's running pods that its status did not report at a moment.
     """
 
     seconds: tuple[float, ...]
@@ -147,14 +147,14 @@ class Behind:
 
 
 def behind(ran: Mapping[str, Iterable[float]], said: Mapping[str, Said]) -> Behind:
-    """Compare the content of statuses with the pods.
+    """Compare statuses with the pods that they describe, and return their lag.
 
     Parameters
     ----------
     ran : mapping
-        By job, when each of its pods first ran.
+        The time at which each pod first ran, by job.
     said : mapping
-        By job, what its status said from when on, in order.
+        The reports of each job's status, in order.
     """
     seconds, most = [], 0
     for job, moments in ran.items():

@@ -1,8 +1,8 @@
-"""A process of a measured system, which the benchmark starts, paces and ends through standard input.
+"""A process of a measured system, controlled by the benchmark through standard input.
 
-It reads one line per round, the number of steps to make and the size of their batches, and answers with a
-line once they are made: "done", and the seconds that each took. The end of its input ends it, so that no
-process outlives the benchmark.
+The process reads one line per round, with the number of steps and the batch size. When the steps are
+complete, it writes a line with "done" and the seconds of each step. It ends at the end of its input, so that
+no process outlives the benchmark.
 """
 
 import json
@@ -21,7 +21,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the process described by the first argument, a Config as JSON."""
+    """Run the process that the first argument, a Config as JSON, describes."""
     fields = json.loads(sys.argv[1])
     config = Config(**fields | {name: tuple(fields[name]) for name in ("endpoints", "widths")})
     torch.set_num_threads(1)
@@ -50,7 +50,7 @@ def _answer(word: str) -> None:
 
 
 def _end_with_input() -> None:
-    """Make a server end when its benchmark is gone; a live benchmark ends it through the trainers."""
+    """Exit some time after standard input is closed, in case no trainer is left to end this server."""
     sys.stdin.read()
     threading.Event().wait(20)
     os._exit(1)

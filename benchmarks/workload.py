@@ -1,4 +1,4 @@
-"""The dense workload: a multi-layer perceptron on random data, with 25 million parameters or 10 kB."""
+"""The dense workload: a multi-layer perceptron, of 100 MB or 10 kB, on random data."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,18 +22,18 @@ __all__ = [
 ]
 
 MAX_BATCH = 64
-"""The most samples that a trainer has for a step; with fewer, the first ones."""
+"""The number of samples of a trainer; a smaller batch uses the first ones."""
 LEARNING_RATE = 0.01
 WIDTHS = (1024, *[2048] * 6, 1000)
 TINY_WIDTHS = (16, 26, 26, 26, 26)
 
 Step = Callable[[int], None]
-"""Makes one step on a batch of this many samples."""
+"""Runs one step on a batch of the given size."""
 End = Callable[[], None]
 
 
 def count_parameters(widths: tuple[int, ...]) -> int:
-    """Return the number of parameters of layers with these widths."""
+    """Return the number of parameters in layers of the given widths."""
     return sum((inputs + 1) * outputs for inputs, outputs in pairwise(widths))
 
 
@@ -42,7 +42,7 @@ NUM_PARAMETERS = count_parameters(WIDTHS)
 
 @dataclass(frozen=True)
 class Config:
-    """One process of a measured system; trainers and servers are numbered from 0."""
+    """The configuration of one process of a measured system."""
 
     system: str
     role: str
@@ -50,12 +50,12 @@ class Config:
     num_servers: int
     num_trainers: int
     endpoints: tuple[str, ...]
-    """The servers' host:port, by index; without servers one where the trainers meet, at trainer 0's host."""
+    """The servers' host:port, by index; without servers, the rendezvous address on trainer 0's host."""
     widths: tuple[int, ...] = WIDTHS
 
 
 def build_layers(widths: tuple[int, ...] = WIDTHS) -> list[nn.Module]:
-    """Return the layers, initialized identically in every process."""
+    """Return the layers of the model, initialized identically in every process."""
     torch.manual_seed(0)
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(widths):
@@ -64,7 +64,7 @@ def build_layers(widths: tuple[int, ...] = WIDTHS) -> list[nn.Module]:
 
 
 def batch(index: int, widths: tuple[int, ...] = WIDTHS) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a trainer's inputs and labels; a step uses as many of the first samples as it needs."""
+    """Return a trainer's inputs and labels; a step with a smaller batch uses the first ones."""
     generator = torch.Generator().manual_seed(index)
     inputs = torch.randn(MAX_BATCH, widths[0], generator=generator)
     return inputs, torch.randint(0, widths[-1], (MAX_BATCH,), generator=generator)

@@ -1,4 +1,4 @@
-"""Writes the chart's README from ``values.yaml``: each value with its type, default and comment.
+"""Generates the chart's README, with the type, default and comment of each value in ``values.yaml``.
 
 ``make docs`` writes the page. Types and limits come from ``values.schema.json``.
 """
@@ -40,20 +40,20 @@ Helm checks them against [values.schema.json](values.schema.json).
 
 @dataclass(frozen=True)
 class Value:
-    """A value of the chart, or a group of values.
+    """A value of the chart, or a group of values, with its documentation.
 
     Attributes
     ----------
     name : str
-        Its path, joined by dots.
+        The path of the value, joined by dots.
     meaning : str
-        The comment above it, as one paragraph; empty if there is none.
+        The comment above the value, as one paragraph; empty if there is none.
     schema : mapping
-        What ``values.schema.json`` says about it; empty if it is missing there.
+        The value's schema in ``values.schema.json``; empty if it has none.
     default : Any
-        Its default; for a group, the defaults of its values.
+        The default; for a group, the defaults of its values.
     is_group : bool
-        Whether other values have it as the beginning of their names.
+        True if other values are below this one.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Value:
     is_group: bool
 
     def row(self) -> str:
-        """Return the value's row in the table."""
+        """Return the row that describes this value in the README's table."""
         cells = [f"`{self.name}`", "", "", self.meaning.replace("|", "\\|")]
         if not self.is_group:
             cells[1:3] = _kind(self.schema), f"`{json.dumps(self.default, ensure_ascii=False)}`"
@@ -71,14 +71,14 @@ class Value:
 
 
 def chart_page(folder: Path) -> str:
-    """Return the README of the chart in `folder`, without the notice that it is generated."""
+    """Return the README of the chart in `folder`, without the notice that the file is generated."""
     chart = yaml.safe_load((folder / "Chart.yaml").read_text())
     page = PAGE.format(**chart, kubernetes=chart["kubeVersion"].removeprefix(">=").removesuffix(".0-0"))
     return page + "".join(value.row() for value in values(folder))
 
 
 def values(folder: Path) -> Iterator[Value]:
-    """Yield the groups and values of the chart in `folder`, in the order of ``values.yaml``."""
+    """Yield the values and groups of the chart in `folder`, in the order of ``values.yaml``."""
     text = (folder / "values.yaml").read_text()
     lines = text.splitlines()
     schema = json.loads((folder / "values.schema.json").read_text())
@@ -109,7 +109,7 @@ def _kind(schema: Mapping[str, Any]) -> str:
 
 
 def _comment(lines: Sequence[str], line: int) -> str:
-    """Return the comment directly above a line."""
+    """Return the comment directly above a line of YAML."""
     start = line
     while start > 0 and lines[start - 1].lstrip().startswith("#"):
         start -= 1

@@ -1,8 +1,8 @@
-"""Writes the fields that a pod template may have: ``python -m tools.pod_fields`` (``make pod-fields``).
+"""Generates the list of fields that a pod template may have (``make pod-fields``).
 
-They come from the OpenAPI document of a real API server of the pinned version, started for it, and go to
-``fleet_operator/manifests/pod_fields.json``, where ``fleetjob validate`` looks for typing errors without a
-cluster. A test asks such an API server whether the file is current.
+The fields come from the OpenAPI document of an API server of the pinned version, which the tool starts. The
+result is ``fleet_operator/manifests/pod_fields.json``, with which ``fleetjob validate`` finds misspelled
+fields without a cluster. A test compares the file with the document of such an API server.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 FILE = Path(__file__).parent.parent / "operator/src/fleet_operator/manifests/pod_fields.json"
 DOCUMENT = "/openapi/v3/api/v1"
 ROOTS = ("PodSpec", "PersistentVolumeClaimSpec", "Toleration")
-"""What a FleetJob holds of Kubernetes' own types."""
+"""The Kubernetes types that a FleetJob contains."""
 
 SCALARS = ("string", "integer", "number", "boolean")
 
 
 def render(version: str, openapi: Mapping[str, Any]) -> str:
-    """Return the text of the generated file.
+    """Return the content of the generated file.
 
     Parameters
     ----------
     version : str
-        The API server's, such as v1.34.4.
+        The version of the API server, such as v1.34.4.
     openapi : mapping
-        Its answer to `DOCUMENT`.
+        The API server's response to a request for `DOCUMENT`.
 
     Returns
     -------
     str
-        JSON. ``types`` has for each type the kind of each of its fields: a scalar's, the name of another
-        type, ``any``, or one of these in ``[…]`` for a list and in ``{…}`` for a map with keys of one's own.
+        JSON. ``types`` contains the kind of each field of each type: a scalar, the name of another type,
+        ``any``, or one of these in ``[…]`` for a list and in ``{…}`` for a map with arbitrary keys.
     """
     schemas: Mapping[str, Any] = openapi["components"]["schemas"]
     full = {_short(name): name for name in schemas}
@@ -82,7 +82,7 @@ def _short(name: str) -> str:
 
 
 def main() -> int:
-    """Start an API server and write the file."""
+    """Start an API server and write the generated file."""
     with tempfile.TemporaryDirectory(prefix="pod-fields-") as folder:
         plane = ControlPlane(Path(folder) / "plane", nodes=0)
         plane.start()

@@ -1,8 +1,8 @@
-"""Generates the control protocol's modules and their types, for ``make proto``.
+"""Generates the Python modules of the control protocol, with types (``make proto``).
 
-The compilers write into a module that it wants a protobuf and a gRPC at least as new as they are. What the
-modules do works with far older ones, which ``make test-oldest`` shows, so that these checks are left out:
-the package goes into environments that have a protobuf of their own.
+The compilers add checks to the modules that require a protobuf and a gRPC at least as new as the compilers.
+The modules work with far older versions, as ``make test-oldest`` shows. The checks are therefore removed,
+because users install the package in environments with their own protobuf.
 """
 
 import os
@@ -19,16 +19,16 @@ CHECKS = {
     "_pb2.py": r"^from google\.protobuf import runtime_version.*\n|^_runtime_version\.(?:.*\n)*?\)\n",
     "_pb2_grpc.py": r"^import warnings\n|^GRPC_GENERATED_VERSION = (?:.*\n)*?    \)\n\n",
 }
-"""The checks of versions, by the end of a module's name."""
+"""The version checks to remove, by the ending of a module's name."""
 
 
 def generate(folder: Path) -> None:
-    """Write the modules to a folder.
+    """Write the generated modules to a folder.
 
     Raises
     ------
     ValueError
-        A compiler writes its check another way than this module knows.
+        A compiler writes its version check in a form that this tool does not recognize.
     """
     plugins = Path(sys.executable).parent
     outputs = ("python", "grpc_python", "mypy", "mypy_grpc")

@@ -1,4 +1,4 @@
-"""Writes the generated parts of the documentation: ``python -m tools.reference`` (``make docs``).
+"""Generates the reference pages of the documentation (``make reference``).
 
 In ``docs/reference``, ``fleetjob.md`` comes from the CustomResourceDefinition, ``wire.md`` from the
 transition table of a data connection, ``cli.md`` from the commands, ``metrics.md`` from the metrics of the
@@ -85,7 +85,7 @@ DEFAULTS_OF: Mapping[str, Callable[..., Any]] = {
 
 
 def pages() -> dict[Path, str]:
-    """Return every generated page by its path in the repository."""
+    """Return the text of every generated page, by its path in the repository."""
     return {
         Path("docs/reference/fleetjob.md"): fleetjob_page(),
         Path("docs/reference/wire.md"): wire_page(),
@@ -100,7 +100,7 @@ def pages() -> dict[Path, str]:
 
 
 def fluid_names() -> str:
-    """Return the table of the names that Paddle's examples use."""
+    """Return a table of the names in Paddle's examples, with their support in fleet."""
     rows = ["| name | in PyTorch or here | state |", "|---|---|---|"]
     for name in EXAMPLES:
         ours = instead(name)
@@ -115,10 +115,11 @@ def _quoted(text: str) -> str:
 
 
 def types_of_public_names() -> str:
-    """Return the module that declares the types of the public names.
+    """Return the source of the module that declares the types of the public names.
 
-    The package has what is imported there. The `fleet` of a job has it as attributes, without what it has
-    methods for; and each subpackage as an object, as mypy knows no attributes of a module in an attribute.
+    The package exports the names that this module imports. The class `_PublicNames` declares them as
+    attributes of a job's `fleet` object, except names for which that object has methods. Each subpackage
+    becomes an object, because mypy does not know the attributes of a module that is an attribute.
     """
     packages = [name for name in fleet.NAMES if name not in fleet.__all__]
     attributes = {name: name for name in fleet.__all__ if not hasattr(FleetCalls, name)}
@@ -142,7 +143,7 @@ def types_of_public_names() -> str:
 
 
 def _attributes(title: str, what: str, values: Mapping[str, str]) -> list[str]:
-    """Return a class whose instances have the given values as attributes."""
+    """Return the source of a class whose instances have the given values as attributes."""
     return [
         "",
         "",
@@ -155,11 +156,11 @@ def _attributes(title: str, what: str, values: Mapping[str, str]) -> list[str]:
 
 
 def _embed(block: re.Match[str]) -> str:
-    """Fill the code block after a comment with the file or diff that the comment names."""
+    """Fill each code block that follows a marker comment with the file or the diff that the comment names."""
     kind, names = block["kind"], block["names"].split()
     texts = [(ROOT / name).read_text().splitlines() for name in names]
     if kind == "diff":
-        # Three lines of context, without the lines that name files and places: people read this.
+        # Three lines of context, without file names and line numbers, because people read this diff.
         changes = difflib.unified_diff(texts[0], texts[1], lineterm="")
         lines = [line if not line.startswith("@@") else "" for line in changes][3:]
     else:
@@ -168,7 +169,7 @@ def _embed(block: re.Match[str]) -> str:
 
 
 def fleetjob_page() -> str:
-    """Return the reference of the custom resource: each field's type, default, bounds and description."""
+    """Return the reference page of the custom resource, with the type and description of each field."""
     schema = build_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     spec, status = schema["properties"]["spec"], schema["properties"]["status"]
     return "\n".join(
@@ -236,7 +237,7 @@ def _cell(text: str) -> str:
 
 
 def wire_page() -> str:
-    """Return the reference of a data connection: the kinds of frames and the states of both directions."""
+    """Return the reference page of the wire protocol, with frame kinds and connection states."""
     parts = [
         NOTICE,
         "# The states of a data connection",
@@ -265,7 +266,7 @@ def _state(state: State) -> str:
 
 
 def cli_page() -> str:
-    """Return the reference of the command line: all commands with their arguments and options."""
+    """Return the reference page of the command line, with all arguments and options."""
     group = typer.main.get_command(app)
     parts = [NOTICE, "# `fleetjob`, also `kubectl fleet`", "", group.help or ""]
     for name, command in group.commands.items():  # type: ignore[attr-defined]
@@ -289,13 +290,13 @@ def _is_option(parameter: Any) -> bool:
 
 
 def _values(option: Any) -> str:
-    """Return the placeholder for an option's value, if it takes one."""
+    """Return the placeholder for an option's value, or an empty string for a flag."""
     if option.is_flag:
         return ""
     kind = option.type_descriptor.annotation
-    if get_origin(kind) is list:  # of one that may be repeated
+    if get_origin(kind) is list:  # an option that may be repeated
         return f" {option.metavar} …"
-    if choices := get_args(kind):  # of a Literal
+    if choices := get_args(kind):  # a Literal
         return " " + r" \| ".join(choices)
     if issubclass(kind, Enum):
         return " " + r" \| ".join(each.value for each in kind)
@@ -303,12 +304,12 @@ def _values(option: Any) -> str:
 
 
 def metrics_page() -> str:
-    """Return the reference of the operator's and the replicas' metrics."""
+    """Return the reference page of the metrics of the operator and of replicas."""
     metrics = Metrics()
     metrics.watch_jobs(list)
     metrics.watch_watches(list)
     rows = []
-    for collector in metrics.registry._collector_to_names:  # noqa: SLF001 nothing public tells labels
+    for collector in metrics.registry._collector_to_names:  # noqa: SLF001 labels are not public
         for family in collector.collect() or ():
             if not family.name.startswith(PREFIX):
                 continue
@@ -340,7 +341,7 @@ def metrics_page() -> str:
 
 
 def _replicas_series() -> Iterator[str]:
-    """Yield a row for each series in an example of a replica's metrics."""
+    """Yield a table row for each series among an example replica's metrics."""
     state = {
         **dict.fromkeys(GAUGES, 0),
         "role": "",
@@ -359,7 +360,7 @@ def _replicas_series() -> Iterator[str]:
 
 
 def options_page() -> str:
-    """Return the reference of the training options: their effects with and without servers."""
+    """Return the reference page of the training options, with their effect in each kind of job."""
     rows, below = [], []
     for name, rules in OPTIONS.items():
         told = []
@@ -395,7 +396,7 @@ def options_page() -> str:
 
 
 def _default(option: str) -> str:
-    """Return an option's default; empty for an environment variable."""
+    """Return the default of an option; empty for an environment variable."""
     owner, _, name = option.partition(".")
     if not name:
         return ""
@@ -417,7 +418,7 @@ def _rules(rules: tuple[Rule, ...], *, servers: bool) -> str:
 
 
 def _when(rule: Rule, servers: bool) -> str:
-    """Return the condition under which a rule applies, in bold, or an empty string if it always applies."""
+    """Return the condition under which a rule applies, in bold; empty if the rule always applies."""
     parts = [f"`{value}`" for value in rule.values]
     if servers and rule.modes != MODES:
         parts += rule.modes
@@ -427,7 +428,7 @@ def _when(rule: Rule, servers: bool) -> str:
 
 
 def main() -> None:
-    """Write the pages that have changed, and print their names."""
+    """Write the pages whose content has changed, and print their paths."""
     for path, text in pages().items():
         file = ROOT / path
         if not file.exists() or file.read_text() != text:

@@ -1,10 +1,10 @@
-"""Prepares the pages of the documentation site: ``python -m tools.site``, a part of ``make site``.
+"""Prepares the pages of the documentation site for mkdocs (``make site``).
 
 mkdocs builds the site from ``.build/site/pages``, which has the layout of the repository, so that relative
-links lead where they do there. A link to a folder leads to the folder's README. Pages that the repository
-does not need are added: an index of the examples, the files of each example below its README, and the Python
-API by mkdocstrings, from the public names of both packages. A page with a diagram loads the script that draws
-it; without one, mkdocs-material would load it from another host.
+links have the same targets. A link to a folder leads to the folder's README. Some pages exist only on the
+site: an index of the examples, the files of each example below its README, and the Python API, which
+mkdocstrings renders from the public names of both packages. A page with a diagram loads the site's own copy
+of the script that draws it; otherwise mkdocs-material would load the script from another host.
 """
 
 from __future__ import annotations
@@ -78,21 +78,21 @@ API: Mapping[str, tuple[str, str, Iterable[str]]] = {
         [f"fleet_operator.api.{name}" for name in fleet_operator.api.__all__],
     ),
 }
-"""The pages of the Python API: title, story, and the names that each documents."""
+"""The pages of the Python API: title, introduction, and the documented names of each."""
 
 
 def render(text: str, folder: Path) -> str:
-    """Convert a page to the Markdown of Python-Markdown, which is stricter than GitHub's.
+    """Convert a page from GitHub's Markdown to the stricter dialect of Python-Markdown.
 
     Parameters
     ----------
     text : str
         The page.
     folder : Path
-        The folder of the page, which its links are relative to.
+        The folder of the page, to which its links are relative.
     """
     lines, fence, before = list[str](), "", ""
-    if "```mermaid\n" in text:  # on these pages only, because the script is large
+    if "```mermaid\n" in text:  # only on these pages, because the script is large
         root = "../" * len(folder.relative_to(ROOT).parts)
         text += f'\n<script src="{root}{MERMAID.name}"></script>\n'
     for line in text.splitlines():
@@ -117,7 +117,7 @@ def _target(target: str, folder: Path) -> str:
 
 
 def example_page(folder: Path) -> str:
-    """Return the page for an example's folder: its README, if any, and its other files."""
+    """Return the page of an example: its README, if any, and its other files."""
     readme = folder / "README.md"
     parts = [readme.read_text() if readme.exists() else f"# `{folder.relative_to(ROOT)}`\n"]
     shown = (path for path in sorted(folder.iterdir()) if path.is_file() and path.suffix in LANGUAGES)
@@ -126,12 +126,12 @@ def example_page(folder: Path) -> str:
 
 
 def api_page(title: str, story: str, names: Iterable[str]) -> str:
-    """Return a page that mkdocstrings will fill."""
+    """Return a page for mkdocstrings to fill."""
     return "\n".join([f"# {title}", story, "", *(f"::: {name}\n" for name in names)])
 
 
 def pages() -> dict[Path, str | Path]:
-    """Return the pages of the site by path: their text, or the file to copy."""
+    """Return the pages of the site by path, each as text or as the path of a file to copy."""
     found: dict[Path, str | Path] = {}
     for path in [
         *(ROOT / name for name in SINGLE),
@@ -156,7 +156,7 @@ def pages() -> dict[Path, str | Path]:
 
 
 def main(folder: Path) -> None:
-    """Write exactly these pages to a folder."""
+    """Replace the content of a folder with the pages of the site."""
     shutil.rmtree(folder, ignore_errors=True)
     for path, content in pages().items():
         target = folder / path

@@ -1,4 +1,4 @@
-"""The administrator of a test's control plane, who sends requests directly or through kubectl."""
+"""The administrator of a test's control plane, with full access to the API server."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 
 class Administrator:
-    """Full access to one API server.
+    """Full access to an API server, by HTTP requests or kubectl.
 
     Parameters
     ----------
     server : str
-        Its address.
+        The API server's address.
     token : str
         The administrator's token.
     certificate : Path
         The API server's certificate; it may be written later.
     kubeconfig : Path
-        The kubeconfig with all of this; it may be written later.
+        A kubeconfig with these values; it may be written later.
     """
 
     def __init__(self, server: str, token: str, certificate: Path, kubeconfig: Path) -> None:
@@ -42,7 +42,7 @@ class Administrator:
         self._token = token
 
     def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
-        """Run kubectl as the administrator; return its output or, if `check` is false, also its errors."""
+        """Run kubectl with full access; return its output, including errors if `check` is false."""
         ended = subprocess.run(
             [_kubectl(), "--kubeconfig", self.kubeconfig, *arguments],
             input=stdin,
@@ -63,12 +63,12 @@ class Administrator:
         *,
         content_type: str = "application/json",
     ) -> dict[str, Any]:
-        """Send a request as the administrator.
+        """Send an HTTP request with full access.
 
         Raises
         ------
         urllib.error.HTTPError
-            The response is an error; its body has the server's message.
+            The response is an error; its body contains the server's message.
         """
         request = urllib.request.Request(  # noqa: S310 the address is our own
             self.server + path,
@@ -76,7 +76,7 @@ class Administrator:
             data=None if body is None else json.dumps(body).encode(),
             headers={"Authorization": f"Bearer {self._token}", "Content-Type": content_type},
         )
-        # No proxies, so that no thread walks through the environment, in which pytest names each test.
+        # No proxies: looking them up would read the environment, which pytest changes for each test.
         tls = ssl.create_default_context(cafile=str(self.certificate))
         direct = urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=tls)
         with urllib.request.build_opener(*direct).open(request, timeout=30) as answer:
@@ -94,7 +94,7 @@ class Administrator:
         return True
 
     def write_kubeconfig(self, path: Path, token: str, namespace: str = "default") -> Path:
-        """Write a kubeconfig with `token`."""
+        """Write a kubeconfig that authenticates with `token`."""
         ca = base64.b64encode(self.certificate.read_bytes()).decode()
         config = {
             "apiVersion": "v1",

@@ -1,4 +1,4 @@
-"""Library output that a failing process prints after its traceback."""
+"""Examples of library output that a failing process prints after its traceback."""
 
 DESTROY = (
     "[rank0]:[W1124 03:45:17.412 ProcessGroupNCCL.cpp:1479] Warning: WARNING: destroy_process_group() was not"

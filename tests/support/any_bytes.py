@@ -1,10 +1,10 @@
-"""All functions that parse untrusted bytes, as one function; run directly, it is fuzzed with atheris.
+"""All parsers of untrusted bytes in one table; as a program, this module fuzzes them with atheris.
 
-Atheris finds out which bytes lead to lines that none have led to before, and changes those on.
+Atheris keeps the inputs that reach new lines of code, and mutates them further.
 
     python -m tests.support.any_bytes FOLDER [OPTION…]
 
-FOLDER has the bytes to begin with, `OPTION`s are libFuzzer's.
+FOLDER contains the initial inputs; each OPTION is passed to libFuzzer.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ PACKAGES: Final = [
     "fleet.checkpoint.trainer_part",
     "fleet.checkpoint.values",
 ]
-"""What is watched: everything that reads."""
+"""The packages to instrument: all that parse untrusted bytes."""
 NO_JSON: Final = (json.JSONDecodeError, UnicodeDecodeError, RecursionError)
-"""What `read_signed` itself may say."""
+"""The errors that `read_signed` itself may raise."""
 
 
 def readers() -> dict[str, tuple[Callable[[bytes], Any], bytes]]:
@@ -40,7 +40,7 @@ def readers() -> dict[str, tuple[Callable[[bytes], Any], bytes]]:
     from fleet.wire.proof import make_proof, read_proof
 
     def read_signed(data: bytes) -> None:
-        """Read a manifest after giving it a valid digest, so that fuzzing reaches the rest of the parser."""
+        """Read a manifest whose digest has been corrected, so that fuzzing gets past the digest check."""
         fields = json.loads(data)
         if isinstance(fields, dict):
             fields.pop("sha256", None)
@@ -69,7 +69,7 @@ def readers() -> dict[str, tuple[Callable[[bytes], Any], bytes]]:
 
 
 def main(arguments: list[str]) -> None:
-    """Fuzz all parsers: the first byte selects the parser of the other bytes."""
+    """Fuzz all parsers; the first byte of each input selects the parser."""
     import atheris
 
     with atheris.instrument_imports(include=PACKAGES):

@@ -1,4 +1,4 @@
-"""An environment without installed programs, to which tests add programs and a fake `go`."""
+"""An environment without installed programs, to which tests can add programs and a fake `go`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 
 class BareMachine:
-    """An environment in which no program is found, and builds only leave a mark.
+    """An environment in which no program is found; builds by the fake `go` are only recorded.
 
     Parameters
     ----------
     folder : Path
-        Where all of it lies.
+        The folder of all files.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -24,11 +24,11 @@ class BareMachine:
         self.environ = {"HOME": str(self.home), "PATH": f"{self.path}{os.pathsep}{shell}"}
 
     def put_program(self, name: str, prints: str, folder: Path | None = None) -> Path:
-        """Add a program to a folder, by default on ``PATH``, that always prints the same line."""
+        """Add a program that always prints the same line to a folder, by default on ``PATH``."""
         return _script(folder or self.path, name, f"echo '{prints}'\n")
 
     def put_go(self, *, version: str = "go1.26.8", first: str = ":") -> None:
-        """Add a `go` to ``PATH`` that records each build, runs `first`, and then "builds" a script."""
+        """Add a fake `go` to ``PATH`` that records each build and produces a script."""
         _script(
             self.path,
             "go",
@@ -45,7 +45,7 @@ chmod +x "$out"
 
     @property
     def builds(self) -> list[str]:
-        """The targets that `go` was asked to build, in order."""
+        """The targets that the fake `go` has built, in order."""
         return self._builds.read_text().splitlines() if self._builds.exists() else []
 
 

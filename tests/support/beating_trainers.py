@@ -1,4 +1,4 @@
-"""Simulated trainers of a job that write heartbeats to one store in simulated time."""
+"""Simulated trainers that write heartbeats to one store, in simulated time."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ HEARTBEAT = 1.0
 
 
 class NotingStore(CountedStore):
-    """A store that records which trainers' heartbeats were read together."""
+    """A store that records which trainers' heartbeats are read in one request."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class NotingStore(CountedStore):
 
 
 class BeatingTrainers:
-    """Trainers that send a heartbeat each second, in rank order."""
+    """Simulated trainers, each of which sends a heartbeat per second, in rank order."""
 
     def __init__(self, size: int, store: Any = None) -> None:
         self.store: Any = store or NotingStore()
@@ -47,7 +47,7 @@ class BeatingTrainers:
     def beat(
         self, waiting: Collection[int], computing: Collection[int] = (), times: int = 1
     ) -> dict[int, Report]:
-        """Let trainers send some heartbeats; return the last report to each waiting trainer."""
+        """Let the given trainers send several heartbeats; return the last report of each waiting trainer."""
         for _ in range(times):
             self.now += HEARTBEAT
             found = {}

@@ -1,7 +1,7 @@
-"""The behaviour of jobs: one table of cases for a Kubernetes cluster and for a local run.
+"""A table of job behaviours that Kubernetes clusters and local runs must share.
 
-A case says how the lives of its replicas end, and with which result the job ends. On a cluster, kwok ends the
-pods; on this machine, each replica runs the script `LIFE`. Features that only a cluster has are in
+A case gives the exit codes of its replicas and the result of the job. On a cluster, kwok ends the pods; on
+this machine, each replica runs the script `LIFE`. Features that only a cluster has are in
 `tests.support.cluster_only`; the two tables together cover every policy.
 """
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 __all__ = ["BEHAVIOURS", "LATE", "LIFE", "MUTE", "NEVER", "Behaviour", "exit_code_of", "is_pause"]
 
 NEVER, LATE, MUTE = -1, -2, -3
-"""Instead of exit codes: a life that does not end by itself, one that ends after all others, and that of a
-server that never becomes ready."""
+"""Used instead of exit codes: a life that never ends by itself, a life that ends after all others, and the
+life of a server that never becomes ready."""
 
 
 @dataclass(frozen=True)
 class Behaviour:
-    """A job of two servers and two trainers (or only two trainers), and its result.
+    """A test case: a job of two servers and two trainers, or of two trainers, and its expected result.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class Behaviour:
 
     @property
     def slow_servers(self) -> bool:
-        """True if the servers become ready some time after they start running."""
+        """True if the servers become ready only some time after they start running."""
         return self.first is not None or any(MUTE in codes for codes in self.lives.values())
 
 
@@ -70,7 +70,7 @@ def _rules(*rules: dict[str, Any], **policy: Any) -> dict[str, Any]:
 
 
 def _fails_with(policy: str, *left: str) -> Behaviour:
-    """Return a job that fails while three replicas are running, and the pods that remain."""
+    """Return a test case of a job that fails while three replicas run, leaving the given pods."""
     return Behaviour(
         f"a-job-that-has-failed-leaves-what-cleanPodPolicy-{policy}-says",
         {"pserver-0": (NEVER,), "pserver-1": (NEVER,), "trainer-0": (NEVER,), "trainer-1": (1,)},
@@ -266,7 +266,7 @@ BEHAVIOURS = (
 
 
 def exit_code_of(behaviour: Behaviour, replica: str, life: int) -> int | None:
-    """Return the exit code with which a life of a replica fails, or None if it does not fail."""
+    """Return the exit code with which a replica fails in one of its lives, or None if it does not."""
     lives = behaviour.lives.get(replica)
     if lives is None:
         return None
@@ -275,9 +275,9 @@ def exit_code_of(behaviour: Behaviour, replica: str, life: int) -> int | None:
 
 
 def is_pause(status: Mapping[str, Any], seconds: float) -> bool:
-    """Return whether the pause before a failed replica's restart has the expected length.
+    """Return whether the pause before a replica's restart has the expected length.
 
-    Times in a status have whole seconds, so it may seem up to one second longer.
+    Times in a status are whole seconds, so the pause may appear up to one second longer.
     """
     [pause] = [
         each["notBefore"] for role in status["ledger"]["roles"].values() for each in role.get("restarts", ())

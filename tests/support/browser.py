@@ -1,4 +1,4 @@
-"""A headless browser, controlled through the protocol of its developer tools."""
+"""A headless browser, controlled through the DevTools protocol."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
-SECONDS = 60  # a browser takes long to start on a crowded machine
+SECONDS = 60  # a browser is slow to start on a busy machine
 
 
 def find_browser() -> str | None:
-    """Return the path of a browser installed on this machine."""
+    """Return the path of a browser that is installed on this machine."""
     return next((path for name in NAMES if (path := shutil.which(name)) is not None), None)
 
 
 class Page:
-    """A page in the browser: its requests, its errors and its content."""
+    """An open page in the browser, with its requests and errors."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
@@ -34,7 +34,7 @@ class Page:
         self.complaints: list[str] = []
 
     async def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """Call a method of the protocol and return its result."""
+        """Call a DevTools method and return its result."""
         self._number += 1
         number = self._number
         await self._socket.send_json({"id": number, "method": method, "params": params})

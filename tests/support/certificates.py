@@ -1,4 +1,4 @@
-"""Certificates for tests, issued by a test authority with the openssl command."""
+"""Certificates for tests, issued by a test authority through the openssl command."""
 
 import subprocess
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ USAGES = "serverAuth,clientAuth"
 
 @dataclass(frozen=True)
 class Authority:
-    """A certificate authority with its key, in its own folder."""
+    """A certificate authority whose key and certificate are in one folder."""
 
     folder: Path
 
     @property
     def certificate(self) -> Path:
-        """The authority's certificate."""
+        """The path of the authority's certificate."""
         return self.folder / "authority.crt"
 
     def issue(
@@ -30,19 +30,19 @@ class Authority:
         days: int = 1,
         subject: str = "/CN=replica",
     ) -> Path:
-        """Write a certificate, its key and the authority's certificate to a folder, as cert-manager does.
+        """Write a new certificate, its key and the authority's certificate to a folder, like cert-manager.
 
         Parameters
         ----------
         into : Path
         names : sequence of str
-            Its subject's alternative names.
+            The subject's alternative names.
         usages : str
-            What it may be used for.
+            The permitted usages.
         days : int
-            How long it holds; one that has expired already has a negative number.
+            The validity in days; negative for a certificate that has already expired.
         subject : str
-            Whose it is.
+            The subject of the certificate.
         """
         into.mkdir(parents=True, exist_ok=True)
         request, extensions = self.folder / "request.pem", self.folder / "extensions"
@@ -61,7 +61,7 @@ class Authority:
 
 
 def make_authority(folder: Path) -> Authority:
-    """Create an authority in a folder."""
+    """Create a certificate authority in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     made = Authority(folder)
     _openssl(

@@ -1,4 +1,4 @@
-"""Jobs in this process for checkpoint tests: a small model, and one batch for each step."""
+"""Training runs in this process for checkpoint tests: a small model, and one batch per step."""
 
 import hashlib
 from pathlib import Path
@@ -20,12 +20,12 @@ OPTIMIZERS = {
 
 
 def loss_of(model: Any, batch: torch.Tensor) -> Any:
-    """Return the loss of a batch."""
+    """Return the loss of the model on a batch."""
     return model(batch).square().mean()
 
 
 def train(trainer: Trainer, model: Any, steps: range) -> None:
-    """Run the given steps, each on its own batch."""
+    """Train for the given steps, each on its own batch."""
     for step in steps:
         model.zero_grad()
         loss_of(model, BATCHES[step]).backward()
@@ -33,7 +33,7 @@ def train(trainer: Trainer, model: Any, steps: range) -> None:
 
 
 def alone(optimizer_of: Any, steps: int) -> dict[str, torch.Tensor]:
-    """Return the state of single-process training after the given number of steps."""
+    """Return the model's state after single-process training for a number of steps."""
     model = small_model()
     optimizer = optimizer_of(model.parameters())
     for step in range(steps):
@@ -45,12 +45,12 @@ def alone(optimizer_of: Any, steps: int) -> dict[str, torch.Tensor]:
 
 
 def differing(model: Any, expected: dict[str, torch.Tensor]) -> list[str]:
-    """Return the names of the values that are not bitwise equal."""
+    """Return the names of the values that differ in any bit."""
     return [name for name, value in model.state_dict().items() if not torch.equal(value, expected[name])]
 
 
 def saved(directory: Path, steps: int, servers: int = 2, **arguments: Any) -> None:
-    """Train a separate job for some steps, and save a checkpoint."""
+    """Train a separate job for some steps, and save a checkpoint in a directory."""
     with loopback(servers=servers, **arguments) as job:
         trainer, model, _ = job.make_trainer()
         trainer.start()
@@ -60,7 +60,7 @@ def saved(directory: Path, steps: int, servers: int = 2, **arguments: Any) -> No
 
 
 def flip_a_bit(path: Path) -> str:
-    """Flip a bit of a file, as a bad disk does; return the file's new SHA-256 digest."""
+    """Flip one bit of a file, as a bad disk does; return the file's new SHA-256 digest."""
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)

@@ -1,4 +1,4 @@
-"""A small model with two slots that share a table: on parameter servers, and in one process."""
+"""A small model whose two slots share a table, on parameter servers or in one process."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ ROWS, DIM = 50, 4
 
 
 class Clicks(torch.nn.Module):
-    """Two slots that share a table, and a dense layer."""
+    """A model with two slots that share a table, and a dense layer."""
 
     def __init__(self, embedding: Any) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ def on_servers(**options: Any) -> Any:
 
 
 def alone() -> Any:
-    """Return the model with a local table that has the same initial values."""
+    """Return an identically initialized model whose table is local."""
     table = on_servers().embedding.table
     config = table.config(torch.optim.SGD, {"lr": 0.1})
     values = fleet.tables.Table(config).look_up(torch.arange(ROWS).numpy())

@@ -1,8 +1,8 @@
-"""Test cases for features of jobs that only a cluster has; they complete the table of behaviours.
+"""Test cases for features that jobs have only on a cluster, in addition to the shared behaviours.
 
-A case says what its pods and what is beside them look like on a cluster, and what `fleetjob run` says
-instead: it refuses the job by the field, or says once that it does not apply it. What takes time to
-be seen (a job that is resumed, a node that goes silent) is in the cluster's own test, by the id of the case.
+A case describes the expected pods and other objects on a cluster, and the reaction of `fleetjob run`: it
+either refuses the job and names the field, or logs once that it ignores the field. Effects that take time
+(resuming a job, losing a node) are checked in the cluster's own test, by the id of the case.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ Manifest = dict[str, Any]
 
 @dataclass(frozen=True)
 class ClusterOnly:
-    """A job of two servers and two trainers (or only two trainers), and its expected outcome.
+    """A test case: a job of two servers and two trainers, or of two trainers, and its expected outcome.
 
     Attributes
     ----------
     spec, pod : mapping
-        What the job's spec, and what the template of its pods, say beside.
+        Additional fields of the job's spec, and of its pod template.
     sidecar : mapping, optional
         A second container of the template.
     refused : str, optional
         The field for which a run on this machine refuses the job.
     left_out : tuple of str
-        What the run says that it does not apply.
+        The fields that the run reports as ignored.
     pods : mapping
-        By role, what a pod on a cluster holds at least.
+        By role, the fields that a pod on a cluster must contain.
     objects : mapping
         The names of the objects other than pods, by their kind. UID stands for the start of the job's uid.
     """
@@ -47,7 +47,7 @@ class ClusterOnly:
 
 
 def filled(case: ClusterOnly, document: Manifest) -> Manifest:
-    """Return a case's job, with the case's additions in each template."""
+    """Return the job of a test case, with the case's additions in each pod template."""
     spec = _merged(document["spec"], case.spec)
     for holder in (spec, spec.get("pserver") or {}, spec["trainer"]):
         if "template" not in holder:
@@ -65,7 +65,7 @@ def _merged(one: Manifest, other: Manifest) -> Manifest:
 
 
 def holds(found: Any, wanted: Any) -> bool:
-    """Return whether an object contains the wanted one: all entries of maps, all members of lists."""
+    """Return whether an object contains all entries of another object, recursively."""
     if isinstance(wanted, dict):
         return isinstance(found, dict) and all(holds(found.get(key), each) for key, each in wanted.items())
     if isinstance(wanted, list):

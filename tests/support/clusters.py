@@ -1,4 +1,4 @@
-"""An in-memory cluster for tests of code that uses clusters."""
+"""An in-memory cluster, for tests of code that uses clusters."""
 
 from __future__ import annotations
 
@@ -27,41 +27,41 @@ class FakeClock:
         return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.seconds)
 
     def monotonic(self) -> float:
-        """Return the seconds since the start."""
+        """Return the seconds since the clock was created."""
         return self.seconds
 
 
 @dataclass
 class FakeCluster:
-    """Jobs in memory: records all actions, and fails those that a test selects."""
+    """An in-memory cluster that records all actions, and fails those that a test selects."""
 
     jobs: dict[Key, FleetJob] = field(default_factory=dict)
     observed: Observed | None = field(default_factory=Observed)
-    done: list[object] = field(default_factory=list)  # statuses, actions and events, in their order
+    done: list[object] = field(default_factory=list)  # statuses, actions and events, in order
     conflict: bool = False
     refuse: Exception | None = None
-    unanswered: Exception | None = None  # what the write of a status raises, which may have arrived
+    unanswered: Exception | None = None  # raised by a status write that may have succeeded
 
     def add(self, job: FleetJob) -> Key:
-        """Add a job."""
+        """Add a job to the cluster."""
         key = Key(job.metadata.namespace, job.metadata.name)
         self.jobs[key] = job
         return key
 
     def job(self, key: Key) -> FleetJob | None:
-        """Return a job."""
+        """Return the job with the given key, or None."""
         return self.jobs.get(key)
 
     def observe(self, job: FleetJob) -> Observed | None:
-        """Return the objects that the test has set."""
+        """Return the observed objects that the test has set."""
         return self.observed
 
     def hosts(self, job: FleetJob) -> Hosts:
-        """Return DNS names."""
+        """Return the DNS names of a job's replicas."""
         return ClusterHosts(job)
 
     async def write_status(self, job: FleetJob, status: FleetJobStatus) -> FleetJob:
-        """Record the status."""
+        """Record a job's new status."""
         if self.unanswered is not None:
             raise self.unanswered
         if self.conflict:
@@ -72,11 +72,11 @@ class FakeCluster:
         return written
 
     async def apply(self, job: FleetJob, action: Action) -> None:
-        """Record the action."""
+        """Record an action, or fail it if the test has requested that."""
         if self.refuse is not None:
             raise self.refuse
         self.done.append(action)
 
     async def record(self, job: FleetJob, event: Event) -> None:
-        """Record the event."""
+        """Record an event on a job."""
         self.done.append(event)

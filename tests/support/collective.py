@@ -1,4 +1,4 @@
-"""The trainers of a collective job: processes on this machine, or a group of one trainer."""
+"""Trainers of a collective job: separate processes on this machine, or a group of one trainer."""
 
 import contextlib
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ __all__ = ["ForkedTrainer", "GroupOfOne", "environments"]
 
 
 class GroupOfOne:
-    """A group with a single trainer and without connections.
+    """A collective group with a single trainer and without connections.
 
     Attributes
     ----------
@@ -28,10 +28,10 @@ class GroupOfOne:
         self.used: list[set[torch.device]] = []
 
     def channel(self) -> None:
-        """Return torch.distributed itself as the connections."""
+        """Return None, which selects the default process group."""
 
     def use(self, parameters: Iterable[torch.Tensor], channel: None = None) -> None:
-        """Record the devices."""
+        """Record the devices of the given tensors."""
         self.used.append({parameter.device for parameter in parameters})
 
     def broadcast_(self, values: torch.Tensor, what: str) -> None:
@@ -46,28 +46,28 @@ class GroupOfOne:
     def waiting(
         self, what: str, kind: Any = None, device: torch.device | None = None
     ) -> contextlib.AbstractContextManager[None]:
-        """Do nothing."""
+        """Return a context manager that does nothing."""
         return contextlib.nullcontext()
 
 
 class ForkedTrainer(ForkedPython):
-    """The program of a trainer.
+    """The process of one trainer.
 
-    torch's optimizers import TorchDynamo in their first step, which takes more than all else that it does.
+    TorchDynamo is preloaded, because torch's optimizers import it in their first step, which is slow.
     """
 
     preloaded = (*ForkedPython.preloaded, "torch._dynamo")
 
 
 def environments(directory: Path, ports: Sequence[int]) -> list[dict[str, str]]:
-    """Return each process's environment variables that identify its trainer.
+    """Return the environment variables of each trainer process.
 
     Parameters
     ----------
     directory : Path
-        Where their last words go.
+        The folder of the termination messages.
     ports : sequence of int
-        One for each trainer.
+        One port for each trainer.
     """
     shared = {
         "TRAINING_ROLE": "TRAINER",

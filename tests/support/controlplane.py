@@ -31,7 +31,7 @@ PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler
 
 
 class ControlPlane:
-    """A control plane.
+    """A running control plane and its programs.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ class ControlPlane:
         """The log of every container of every pod, in a container runtime's format; tests write it."""
 
     def start(self) -> None:
-        """Start all programs; return once pods can be created and the nodes are ready."""
+        """Start all programs; return once pods can be created and all nodes are ready."""
         self.programs = assets.find(PROGRAMS)
         (self.folder / "certs").mkdir(parents=True)
         try:
@@ -93,7 +93,7 @@ class ControlPlane:
             raise
 
     def stop(self) -> None:
-        """Stop all programs in reverse order of starting."""
+        """Stop all programs, in the reverse order of starting."""
         self.daemons.stop()
 
     def restart_api_server(self) -> None:
@@ -137,7 +137,7 @@ class ControlPlane:
             f"--data-dir={self._data}",
             "--name=test",
             "--log-level=error",
-            "--unsafe-no-fsync=true",  # a test's data may die with the machine
+            "--unsafe-no-fsync=true",  # a test's data need not survive a crash
             f"--listen-client-urls={client}",
             f"--advertise-client-urls={client}",
             f"--listen-peer-urls={peer}",
@@ -172,7 +172,7 @@ class ControlPlane:
             "--endpoint-reconciler-type=none",
             f"--cert-dir={certs}",
             "--authorization-mode=Node,RBAC",
-            "--enable-admission-plugins=OwnerReferencesPermissionEnforcement",  # as OpenShift has it
+            "--enable-admission-plugins=OwnerReferencesPermissionEnforcement",  # as on OpenShift
             f"--token-auth-file={certs / 'tokens.csv'}",
             f"--client-ca-file={self.authority.certificate}",
             "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
@@ -202,7 +202,7 @@ class ControlPlane:
             self.daemons.until(is_there, f"the definitions in {path.name}")
 
     def _is_established(self, path: Path) -> bool:
-        # Asked too early, when there are no conditions yet, kubectl gives up instead of waiting.
+        # If there are no conditions yet, kubectl fails instead of waiting.
         waited = ["wait", "--for=condition=Established", "-f", str(path), "--timeout=30s"]
         return "error" not in self.admin.kubectl(*waited, check=False)
 
@@ -275,7 +275,7 @@ class ControlPlane:
         self.daemons.until(self._nodes_ready, "kwok's nodes")
 
     def _write_logs_config(self) -> Path:
-        """Make kwok serve `pods_log` as the log of every container."""
+        """Configure kwok to serve `pods_log` as the log of every container."""
         self.pods_log.touch()
         config = {
             "apiVersion": "kwok.x-k8s.io/v1alpha1",
@@ -306,7 +306,7 @@ def free_ports(count: int) -> Sequence[int]:
 
 
 def _ec_private_key() -> str:
-    """Return a new P-256 private key as an ECPrivateKey of SEC 1; Go computes the public key."""
+    """Return a new P-256 private key in SEC 1 format, without the public key."""
     number = (1 + secrets.randbelow(2**255)).to_bytes(32, "big")
     der = bytes.fromhex("30310201010420") + number + bytes.fromhex("a00a06082a8648ce3d030107")
     encoded = base64.b64encode(der).decode()

@@ -1,4 +1,4 @@
-"""A store that counts requests, and wakes only the threads whose keys have arrived."""
+"""An in-process store that counts requests, for tests with many trainers."""
 
 import threading
 from collections import defaultdict
@@ -11,13 +11,13 @@ __all__ = ["CountedStore"]
 
 
 class CountedStore:
-    """Implements the part of torch's store that trainers use, for any number of threads.
+    """An in-memory replacement for torch's store that counts requests; safe for any number of threads.
 
     Attributes
     ----------
     keys, bytes, sets : int
-        How many keys were named, how many bytes of keys and values travelled either way, and how often `set`
-        was called.
+        The number of keys in requests, the number of bytes of keys and values in both directions, and the
+        number of calls of `set`.
     """
 
     def __init__(self) -> None:

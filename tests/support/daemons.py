@@ -1,4 +1,4 @@
-"""Background programs of tests; the kernel kills them if the test process dies first."""
+"""Background programs of tests, which the kernel kills if the test process dies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _libc = ctypes.CDLL(None)
 
 
 class Daemons:
-    """The programs of one test system, each of which writes a log to the same folder.
+    """The background programs of a test system, whose logs are written to one folder.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ class Daemons:
         self._processes: list[tuple[str, subprocess.Popen[bytes]]] = []
 
     def run(self, name: str, program: Path, *arguments: str) -> None:
-        """Start a program, which ends at the latest with this process."""
+        """Start a program that ends no later than this process."""
         with (self._folder / f"{name}.log").open("wb") as log:
             process = subprocess.Popen(
                 [program, *arguments],
@@ -47,14 +47,14 @@ class Daemons:
         self._processes.append((name, process))
 
     def kill(self, name: str) -> None:
-        """Kill the program with the given name, and wait for its end."""
+        """Kill the program with the given name and wait for its end."""
         (process,) = [process for each, process in self._processes if each == name]
         process.kill()
         process.wait()
         self._processes = [each for each in self._processes if each[1] is not process]
 
     def stop(self) -> None:
-        """Stop all programs in reverse order of starting."""
+        """Stop all programs, in the reverse order of starting."""
         for _, process in reversed(self._processes):
             if process.poll() is None:
                 process.terminate()
@@ -71,7 +71,7 @@ class Daemons:
         return {name: cpu_seconds(process.pid) for name, process in self._processes}
 
     def until(self, probe: Callable[[], bool], what: str) -> None:
-        """Poll until `probe` is true, because these programs send no events; fail if one of them ends."""
+        """Poll until `probe` is true; fail if one of the programs ends first."""
         deadline = time.monotonic() + START_SECONDS
         while not probe():
             for name, process in self._processes:

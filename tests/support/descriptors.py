@@ -1,4 +1,4 @@
-"""A process that has no free file descriptors."""
+"""Exhausts the file descriptors of this process."""
 
 import gc
 import os
@@ -11,10 +11,10 @@ __all__ = ["no_descriptor_left"]
 
 @contextmanager
 def no_descriptor_left() -> Iterator[None]:
-    """Open files until the system refuses."""
-    gc.collect()  # what other tests have left would be closed meanwhile
+    """Use up all file descriptors within the block."""
+    gc.collect()  # otherwise garbage of other tests could free descriptors later
     before, taken = resource.getrlimit(resource.RLIMIT_NOFILE), list[int]()
-    highest = max(int(each) for each in os.listdir("/proc/self/fd"))  # noqa: PTH208 (no path is wanted)
+    highest = max(int(each) for each in os.listdir("/proc/self/fd"))  # noqa: PTH208 (no paths needed)
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, before[1]))
     try:
         while True:

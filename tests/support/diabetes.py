@@ -1,4 +1,4 @@
-"""The diabetes data set for convergence tests: a regression, and its explained variance."""
+"""The diabetes data set for convergence tests: a regression task and its score."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -12,7 +12,7 @@ _TEST = 82
 
 @lru_cache(maxsize=1)
 def patients() -> tuple[torch.Tensor, torch.Tensor]:
-    """Return scaled measurements and progressions in a fixed random order; the first 82 are the test set."""
+    """Return scaled features and targets in a fixed random order; the first 82 samples are the test set."""
     diabetes = load_diabetes()
     order = torch.randperm(len(diabetes.target), generator=torch.Generator().manual_seed(0))
     features = torch.tensor(diabetes.data, dtype=torch.float32)[order]
@@ -21,20 +21,20 @@ def patients() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def network() -> torch.nn.Module:
-    """Return the network, initialized identically everywhere."""
+    """Return a network that is initialized identically in every process."""
     torch.manual_seed(0)
     return torch.nn.Linear(10, 1)
 
 
 @torch.no_grad()
 def explained_variance(model: torch.nn.Module) -> float:
-    """Return the coefficient of determination on the test set."""
+    """Return the coefficient of determination (R squared) on the test set."""
     features, target = (part[:_TEST] for part in patients())
     return float(1 - (model(features) - target).square().mean() / target.var())
 
 
 def train(model: torch.nn.Module, step: Callable[[], None], epochs: int, share: int = 0, of: int = 1) -> None:
-    """Run a training loop over a share of the data."""
+    """Train a model on a share of the training set."""
     features, target = (part[_TEST:][share::of] for part in patients())
     generator = torch.Generator().manual_seed(share)
     for _ in range(epochs):

@@ -1,4 +1,4 @@
-"""Handwritten digits for convergence tests: a small network, and single-process training of it."""
+"""Handwritten digits for convergence tests: data, a small network, and single-process training."""
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -12,7 +12,7 @@ _TEST = 360
 
 @lru_cache(maxsize=1)
 def scans() -> tuple[torch.Tensor, torch.Tensor]:
-    """Return images and labels in a fixed random order; the first 360 are the test set."""
+    """Return images and labels in a fixed random order; the first 360 samples are the test set."""
     digits = load_digits()
     order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0))
     return torch.tensor(digits.data, dtype=torch.float32)[order] / 16, torch.tensor(digits.target)[order]
@@ -28,20 +28,20 @@ def batches(epochs: int, share: int = 0, of: int = 1) -> Iterator[tuple[torch.Te
 
 
 def network() -> torch.nn.Module:
-    """Return the network, initialized identically everywhere; two servers share its first layer."""
+    """Return a network that is initialized identically in every process and sliced over two servers."""
     torch.manual_seed(0)
     return torch.nn.Sequential(torch.nn.Linear(64, 300), torch.nn.Tanh(), torch.nn.Linear(300, 10))
 
 
 @torch.no_grad()
 def accuracy(model: torch.nn.Module) -> float:
-    """Return the share of the test set that the model classifies correctly."""
+    """Return the fraction of the test set that the model classifies correctly."""
     images, labels = (part[:_TEST] for part in scans())
     return float((model(images).argmax(1) == labels).float().mean())
 
 
 def train(model: torch.nn.Module, step: Callable[[], None], epochs: int, share: int = 0, of: int = 1) -> None:
-    """Run a training loop over a share of the data."""
+    """Train a model on a share of the training set."""
     for images, labels in batches(epochs, share, of):
         model.zero_grad()
         torch.nn.functional.cross_entropy(model(images), labels).backward()

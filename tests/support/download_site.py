@@ -1,4 +1,4 @@
-"""A loopback HTTP server that replaces the sites that publish programs."""
+"""A loopback HTTP server that stands in for the sites from which programs are downloaded."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ ELF = b"\x7fELF"
 
 
 class DownloadSite:
-    """Serves files by path, and simulates failed downloads.
+    """An HTTP server of files by path, which can also simulate failed downloads.
 
     Attributes
     ----------
     files : dict of str to bytes
-        What is served, by path. Any other path is answered with 404.
+        The content to serve, by path; any other path gets a 404.
     truncated : bool
-        Whether a connection ends after half of a file.
+        True to close each connection after half of the file.
     stalled : bool
-        Whether nothing comes after half of a file, until the server closes.
+        True to send nothing after half of the file until the server closes.
     asked : list of str
-        The paths that were asked for.
+        The requested paths.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class DownloadSite:
 
 
 def tar_gz(path: str, content: bytes) -> bytes:
-    """Return an archive that contains one file, inside folders."""
+    """Return a gzipped tar archive that contains one file inside folders."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
         member = tarfile.TarInfo(path)

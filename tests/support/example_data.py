@@ -1,4 +1,4 @@
-"""Small data sets for the examples that read files."""
+"""Small data sets for examples that read files."""
 
 import random
 from pathlib import Path
@@ -10,8 +10,8 @@ __all__ = ["write_pictures", "write_text"]
 
 
 def write_pictures(folder: Path) -> list[str]:
-    """Write pieces of scikit-learn's two pictures, in a folder each: 32 for training, 8 for validation."""
-    chance = random.Random(0)  # noqa: S311 no secret
+    """Write parts of scikit-learn's two pictures to one folder each: 32 for training, 8 for validation."""
+    chance = random.Random(0)  # noqa: S311 not used for secrets
     for name, picture in zip(("temple", "flower"), load_sample_images().images, strict=True):
         for part, number in (("train", 16), ("val", 4)):
             (folder / part / name).mkdir(parents=True)
@@ -23,7 +23,7 @@ def write_pictures(folder: Path) -> list[str]:
 
 
 def write_text(path: Path) -> list[str]:
-    """Write 300 words, which make 32 pairs of eight-token pieces for training, and two for testing."""
+    """Write a text of 300 words, which gives 32 training samples of eight tokens, and two test samples."""
     chance, words = random.Random(0), ("north", "east", "south", "west", "up", "down")  # noqa: S311
     path.write_text(" ".join(chance.choice(words) for _ in range(300)))
     return [str(path)]

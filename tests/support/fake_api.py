@@ -1,4 +1,4 @@
-"""An in-memory API server: collections, versions, watches, and faults that tests select."""
+"""An in-memory API server with collections, versions, watches, and faults that tests select."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ COLLECTIONS = {
 
 
 class FakeApi(ApiClient):
-    """Responds like an API server, from memory; `requests` contains all requests in order.
+    """An in-memory API server; `requests` contains all requests in order.
 
-    A name whose object is created in a namespace is at ``/…/namespaces/NAMESPACE/PLURAL/NAME``; lists and
-    watches work for one namespace and for all of them.
+    A namespaced object has the path ``/…/namespaces/NAMESPACE/PLURAL/NAME``; lists and watches work for one
+    namespace and for all.
     """
 
     def __init__(self) -> None:
@@ -37,20 +37,20 @@ class FakeApi(ApiClient):
         self.objects: dict[str, Manifest] = {}
         self.requests: list[tuple[str, str]] = []
         self.selectors: dict[tuple[str, str], str | None] = {}  # by verb and path
-        self.managers: list[str | None] = []  # under which patches were made
+        self.managers: list[str | None] = []  # the field managers of patches
         self.validations: list[tuple[str, str | None]] = []  # the fieldValidation of each creation
-        self.refusals: dict[tuple[str, str], ApiError] = {}  # answers to the next such request
+        self.refusals: dict[tuple[str, str], ApiError] = {}  # errors for the next matching requests
         self.version = 100
-        self.forgotten = 0  # watches from before this version are refused with 410
-        self.terminating = False  # whether a deleted pod stays until `vanish`, as on a cluster
-        self.posted = asyncio.Event()  # something was created by a request
+        self.forgotten = 0  # watches from older versions get status 410
+        self.terminating = False  # True to keep deleted pods until `vanish`, as a cluster does
+        self.posted = asyncio.Event()  # set when a request has created an object
         self._error: Manifest | None = None
         self._history: list[tuple[int, str, str, Manifest]] = []
         self._changed = asyncio.Event()
         self._cut = asyncio.Event()
 
     def put(self, path: str, manifest: Mapping[str, Any]) -> Manifest:
-        """Add or replace an object like another client."""
+        """Add or replace an object, as if another client had done so."""
         self.version += 1
         kind = "MODIFIED" if path in self.objects else "ADDED"
         stored = copy.deepcopy(dict(manifest))
@@ -68,45 +68,45 @@ class FakeApi(ApiClient):
         return copy.deepcopy(stored)
 
     def vanish(self, path: str) -> None:
-        """Remove an object."""
+        """Remove an object, as if another client had done so."""
         self.version += 1
         gone = self.objects.pop(path)
         gone["metadata"]["resourceVersion"] = str(self.version)
         self._tell("DELETED", path, gone)
 
     def bookmark(self) -> None:
-        """Send a bookmark to all watches."""
+        """Send a bookmark event to all watches."""
         self._tell("BOOKMARK", "", {"metadata": {"resourceVersion": str(self.version)}})
 
     def forget(self) -> None:
-        """Drop the history, like a compaction of etcd, and end all watches."""
+        """Discard the history of changes, as a compaction of etcd does, and end all watches."""
         self.version += 1
         self.forgotten = self.version
         self._history.clear()
         self.cut()
 
     def back_up(self) -> tuple[int, dict[str, Manifest]]:
-        """Return a copy of all data, for `restore`."""
+        """Return a copy of all data for `restore`."""
         return self.version, copy.deepcopy(self.objects)
 
     def restore(self, backup: tuple[int, dict[str, Manifest]]) -> None:
-        """Restore the data of a backup, continue from its versions, and end all watches."""
+        """Restore the data and versions of a backup, and end all watches."""
         self.version, self.objects = backup[0], copy.deepcopy(backup[1])
         self._history.clear()
         self.cut()
 
     def fail_watch(self, code: int, message: str) -> None:
-        """Send an error to one watch instead of an event."""
+        """Send an error event to one watch."""
         self._error = {"code": code, "message": message}
         self._wake()
 
     def cut(self) -> None:
-        """Cut all connections."""
+        """Close all connections."""
         self._cut.set()
         self._cut = asyncio.Event()
 
     async def get(self, path: str, params: Mapping[str, str] | None = None) -> Manifest:
-        """Answer a GET of an object or a collection."""
+        """Handle a GET of an object or a collection."""
         self._note("GET", path)
         if path in self.objects:
             return copy.deepcopy(self.objects[path])
@@ -134,7 +134,7 @@ class FakeApi(ApiClient):
         *,
         field_validation: str | None = None,
     ) -> Manifest:
-        """Answer a POST."""
+        """Handle a POST to a collection."""
         self._note("POST", path)
         self.validations.append((path, field_validation))
         metadata = manifest["metadata"]
@@ -145,7 +145,7 @@ class FakeApi(ApiClient):
         return self.put(f"{path}/{name}", manifest)
 
     async def replace(self, path: str, manifest: Mapping[str, Any]) -> Manifest:
-        """Answer a PUT of an object or of its status."""
+        """Handle a PUT of an object or of its status."""
         self._note("PUT", path)
         target = path.removesuffix("/status")
         if target not in self.objects:
@@ -158,7 +158,7 @@ class FakeApi(ApiClient):
     async def merge_patch(
         self, path: str, patch: Mapping[str, Any], *, manager: str | None = None
     ) -> Manifest:
-        """Answer a PATCH of top-level fields."""
+        """Handle a merge PATCH of top-level fields."""
         self._note("PATCH", path)
         self.managers.append(manager)
         if path not in self.objects:
@@ -168,14 +168,14 @@ class FakeApi(ApiClient):
     async def apply(
         self, path: str, manifest: Mapping[str, Any], *, manager: str, force: bool = False
     ) -> Manifest:
-        """Answer a PATCH with server-side apply; no other manager owns any field."""
+        """Handle a server-side apply PATCH, assuming that no other manager owns any field."""
         del force
         self._note("PATCH", path)
         self.managers.append(manager)
         return self.put(path, manifest)
 
     async def delete(self, path: str, options: Mapping[str, Any]) -> Manifest:
-        """Answer a DELETE."""
+        """Handle a DELETE of an object."""
         self._note("DELETE", path)
         known = self.objects.get(path)
         if known is None:
@@ -194,7 +194,7 @@ class FakeApi(ApiClient):
     async def stream(
         self, path: str, params: Mapping[str, str], *, silence_seconds: float
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Answer a watch."""
+        """Handle a watch request."""
         self._note("WATCH", path)
         self.selectors["WATCH", path] = params.get("labelSelector")
         if int(params["resourceVersion"]) < self.forgotten:
@@ -241,7 +241,7 @@ def _field(manifest: Mapping[str, Any], path: str) -> Any:
 
 
 def _within(path: str, collection: str) -> bool:
-    """Return whether an object is in a collection of one namespace or of all namespaces."""
+    """Return whether an object belongs to a collection of one namespace or of all namespaces."""
     prefix, _, plural = collection.rpartition("/")
     holder = path.rpartition("/")[0]
     return holder == collection or (

@@ -1,8 +1,8 @@
-"""A proxy in front of the API server that answers, delays, cuts and loses requests as tests specify.
+"""A proxy in front of the API server that can answer, delay, cut and lose requests.
 
-It speaks plain HTTP to its clients and passes their tokens on, so whoever goes through it keeps its rights.
-Faults are named by what they hit: a verb, and a resource such as ``pods`` or ``fleetjobs/status``; a watch's
-verb is ``WATCH``. `calls` are all requests that came, in their order.
+The proxy speaks plain HTTP to its clients and forwards their tokens, so clients keep their permissions. A
+fault is selected by a verb and a resource such as ``pods`` or ``fleetjobs/status``; the verb of a watch is
+``WATCH``. `calls` contains all received requests, in order.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ DROPPED = frozenset({"host", "content-length", "transfer-encoding", "content-enc
 
 @dataclass
 class Call:
-    """A request that the proxy received."""
+    """A request that has reached the proxy."""
 
     verb: str
     resource: str
     path: str
     at: float  # time.monotonic()
-    status: int = 0  # of the API server's answer, whether it came back or not
+    status: int = 0  # of the API server's response, even if the client never received it
     answer: bytes = b""
 
     @property
@@ -48,7 +48,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Answer:
-    """The request never arrives; the proxy sends this response."""
+    """A fault: the proxy sends this response itself, and the request does not reach the API server."""
 
     status: int
     reason: str = "InternalError"
@@ -58,7 +58,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Page:
-    """The request never arrives; the proxy responds with an HTML page."""
+    """A fault: the proxy responds with an HTML page, and the request does not reach the API server."""
 
     status: int
     text: str = "<html><body><h1>Bad request</h1></body></html>"
@@ -66,31 +66,31 @@ class Page:
 
 @dataclass(frozen=True)
 class Reset:
-    """The connection is reset before the request arrives."""
+    """A fault: the connection is reset before the request reaches the API server."""
 
 
 @dataclass(frozen=True)
 class Lost:
-    """The request arrives, but the response is lost because the connection is reset."""
+    """A fault: the API server handles the request, but the connection is reset before the response."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """The request arrives, but the response waits until the test releases it."""
+    """A fault: the API server handles the request, but the test delays the response until it is released."""
 
     until: asyncio.Event
 
 
 @dataclass(frozen=True)
 class Slow:
-    """The request arrives late."""
+    """A fault: the request reaches the API server late."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class ErrorEvent:
-    """A watch receives an error among its events; 410 means that its version has expired."""
+    """A fault: a watch receives an error event; status 410 means that its version has expired."""
 
     code: int
 
@@ -108,14 +108,14 @@ class _Rule:
 
 
 class FaultProxy:
-    """A proxy, whose address is `server` once it has started."""
+    """A fault-injecting proxy in front of an API server; `server` is its address once it has started."""
 
     def __init__(self, upstream: Configuration) -> None:
         self.server = ""
         self.calls: list[Call] = []
         self.on_call: Callable[[Call], Fault | None] = lambda _: None
         self.on_answer: Callable[[Call], None] = lambda _: None
-        """Called when the API server has answered, or has begun a watch, before anybody else hears of it."""
+        """Called when the API server has responded or has begun a watch, before the client is notified."""
         self.dead = False
         """While this is set, every connection is reset, as if the server were down."""
         self._upstream = upstream
@@ -124,26 +124,26 @@ class FaultProxy:
         self._held: set[str] = set()
 
     def kubeconfig(self, path: Path, *, like: Path) -> Path:
-        """Write a kubeconfig like another, with this proxy as the API server; return its path."""
+        """Write a copy of a kubeconfig in which this proxy is the API server; return its path."""
         path.write_text(like.read_text().replace(self._upstream.host, self.server))
         return path
 
     def fail(self, fault: Fault, verb: str, resource: str, *, times: int = 1) -> asyncio.Event:
-        """Apply a fault to the next matching requests; return an event for the last of them."""
+        """Apply a fault to the next matching requests; return an event that is set at the last of them."""
         rule = _Rule(fault, verb, resource, times)
         self._rules.append(rule)
         return rule.done
 
     def hold(self, resource: str) -> None:
-        """Silence the watches of a resource, so that they receive no further changes."""
+        """Silence all watches of a resource, which stay open but receive no further changes."""
         self._held.add(resource)
 
     def hold_no_more(self) -> None:
-        """Let new watches work; silenced ones stay silent, like dead connections."""
+        """Deliver changes to new watches; silenced watches stay silent, like dead connections."""
         self._held.clear()
 
     def cut(self) -> int:
-        """Reset all watches and let new ones work; return how many were reset."""
+        """Reset all watches and return their number; new watches work."""
         watching = list(self._watching)
         self._held.clear()
         for request, _ in watching:
@@ -151,7 +151,7 @@ class FaultProxy:
         return len(watching)
 
     def writes(self) -> list[Call]:
-        """Return the requests that may have changed objects, except Leases and Events."""
+        """Return the requests that may have changed objects other than Leases and Events."""
         return [call for call in self.calls if call.writes and call.resource not in ("leases", "events")]
 
     def answered(self, verb: str, resource: str) -> int:
@@ -159,7 +159,7 @@ class FaultProxy:
         return sum(call.status > 0 for call in self.calls if (call.verb, call.resource) == (verb, resource))
 
     def created(self, resource: str) -> list[str]:
-        """Return the names of the created objects in order of creation."""
+        """Return the names of created objects, in order of creation."""
         made = [
             call for call in self.calls if (call.verb, call.resource, call.status) == ("POST", resource, 201)
         ]
@@ -167,7 +167,7 @@ class FaultProxy:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[FaultProxy]:
-        """Listen on a free port of the loopback interface."""
+        """Run the proxy on a free loopback port within the block."""
         tls = ssl.create_default_context(cafile=self._upstream.ssl_ca_cert)
         connector = aiohttp.TCPConnector(ssl=tls, limit=0)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
@@ -222,7 +222,7 @@ class FaultProxy:
             request.method,
             self._upstream.host + str(request.rel_url),
             headers=headers,
-            data=await request.read() or None,  # a body without a byte would have a type of its own
+            data=await request.read() or None,  # an empty body would get its own content type
         ) as answer:
             kept = {name: value for name, value in answer.headers.items() if name.lower() not in DROPPED}
             call.status = answer.status
@@ -251,16 +251,16 @@ class FaultProxy:
 
 
 def proxy_for(kubeconfig: Path) -> FaultProxy:
-    """Return a proxy in front of a kubeconfig's API server."""
+    """Return a proxy in front of the API server of a kubeconfig."""
     upstream = Configuration()
     config.load_kube_config(str(kubeconfig), client_configuration=upstream)
     return FaultProxy(upstream)
 
 
 def _resource(path: str) -> str:
-    """Return the resource named by a path, such as ``pods`` or ``fleetjobs/status``."""
+    """Return the resource of a request path, such as ``pods`` or ``fleetjobs/status``."""
     root, *parts = path.strip("/").split("/")
-    parts = parts[1:] if root == "api" else parts[2:]  # behind the version of the API
+    parts = parts[1:] if root == "api" else parts[2:]  # the rest of the path after the API version
     if parts[:1] == ["namespaces"] and len(parts) > 2:
         parts = parts[2:]
     kind, _, *subresource = [*parts, "", ""][: max(2, len(parts))]
@@ -276,7 +276,7 @@ def _status(fault: Answer) -> web.Response:
 
 
 def _reset(request: web.BaseRequest) -> web.StreamResponse:
-    """Reset a request's connection, like a peer that has died."""
+    """Reset the connection of a request, as if its peer had died."""
     if (transport := request.transport) is not None:
         with contextlib.suppress(OSError):
             linger = struct.pack("ii", 1, 0)

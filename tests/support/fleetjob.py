@@ -1,4 +1,4 @@
-"""The command line for tests: called in this process, or started as a separate process."""
+"""The `fleetjob` command line for tests, called in this process or in a separate one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECONDS = 40.0
 
 
 class Ended(NamedTuple):
-    """The result of a command."""
+    """The result of a completed command."""
 
     status: int
     out: str
@@ -29,7 +29,7 @@ class Ended(NamedTuple):
 
 
 class Fleetjob:
-    """Runs ``fleetjob`` with one kubeconfig and one namespace."""
+    """The ``fleetjob`` command with a fixed kubeconfig and namespace."""
 
     def __init__(self, kubeconfig: Path, namespace: str) -> None:
         self.namespace = namespace
@@ -37,13 +37,13 @@ class Fleetjob:
         self.environ = {**os.environ, **self._own}
 
     async def __call__(self, *arguments: str) -> Ended:
-        """Run a command to its end in this process, which is faster than starting a process."""
+        """Run a command to completion in this process, which is faster than in a new one."""
         return await asyncio.to_thread(self._call, arguments)
 
     async def run(
         self, *arguments: str, program: Path | str = PROGRAM, environ: Mapping[str, str] | None = None
     ) -> Ended:
-        """Run a command to its end in a separate process."""
+        """Run a command to completion in a separate process."""
         process = await self.start(*arguments, program=program, environ=environ)
         try:
             async with asyncio.timeout(SECONDS):
@@ -61,7 +61,7 @@ class Fleetjob:
         stdout: int = asyncio.subprocess.PIPE,
         environ: Mapping[str, str] | None = None,
     ) -> asyncio.subprocess.Process:
-        """Start a command; the caller must end it."""
+        """Start a command in a separate process, which the caller must end."""
         return await asyncio.create_subprocess_exec(
             str(program),
             *arguments,
@@ -88,13 +88,13 @@ class Fleetjob:
 
 
 def _ended(status: int | None, out: str, err: str) -> Ended:
-    """Return a command's result, after checking that it printed no traceback."""
+    """Return the result of a command after checking that it has printed no traceback."""
     assert "Traceback" not in err
     return Ended(status or 0, out, err)
 
 
 async def lines(stream: asyncio.StreamReader | None) -> AsyncIterator[str]:
-    """Yield the lines that a command prints as they appear."""
+    """Yield each line of a running command's output as it appears."""
     assert stream is not None
     while line := await stream.readline():
         yield line.decode().rstrip("\n")

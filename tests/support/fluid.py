@@ -1,4 +1,4 @@
-"""Program variables for tests of feeding, and programs and feeds in the form of golden files."""
+"""Variables for tests of feeding, and conversions of programs and feeds to golden-file form."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from fleet.fluid.lod import LoDTensor
 
 
 def data(name: str, shape: list[int], dtype: str = "float32", lod_level: int = 0) -> Variable:
-    """Return a batch variable; `shape` excludes the batch dimension."""
+    """Return a program variable with a batch dimension in front of `shape`."""
     return Variable(name, (-1, *shape), dtype, is_data=True, lod_level=lod_level)
 
 
@@ -17,8 +17,8 @@ def recorded_feeds(
 ) -> list[dict[str, Any]]:
     """Return the recorded feed of each step.
 
-    The array of a variable in `lengths` has the sequences of all steps one after another; that of any other
-    has a row for each step.
+    For a variable in `lengths`, the array concatenates the sequences of all steps; for any other variable, it
+    has one row for each step.
     """
     feeds: list[dict[str, Any]] = [{} for _ in range(steps)]
     for key, array in arrays.items():
@@ -36,14 +36,14 @@ def recorded_feeds(
 
 
 def described(op: Operator) -> dict[str, Any]:
-    """Return an operator in the form of golden files."""
+    """Return an operator in golden-file form."""
     slots = [{slot: list(names) for slot, names in each.items()} for each in (op.inputs, op.outputs)]
     return {"type": op.type, "inputs": slots[0], "outputs": slots[1], "attrs": dict(op.attrs)}
 
 
 def facts(variable: Any) -> dict[str, Any]:
-    """Return a variable in the form of golden files."""
-    if variable.type == "STEP_SCOPES":  # no tensor
+    """Return a variable in golden-file form."""
+    if variable.type == "STEP_SCOPES":  # not a tensor
         return {"type": variable.type}
     found = {
         "type": variable.type,
@@ -63,7 +63,7 @@ def facts(variable: Any) -> dict[str, Any]:
 
 
 def as_recorded(program: Any) -> list[dict[str, Any]]:
-    """Return a program's blocks in the form of golden files."""
+    """Return a program's blocks in golden-file form."""
     return [
         {
             "parent": block.parent_idx,
@@ -75,7 +75,7 @@ def as_recorded(program: Any) -> list[dict[str, Any]]:
 
 
 def check_blocks(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
-    """Compare the blocks of a program with those of a golden file, starting with operator types."""
+    """Compare a program's blocks with those of a golden file, operator types first."""
     for each, golden in zip(found, expected, strict=True):
         assert [op["type"] for op in each["ops"]] == [op["type"] for op in golden["ops"]]
         assert each["ops"] == golden["ops"]

@@ -1,7 +1,7 @@
-"""A built program that trains on files read by a command, as a replica of a job or in one process.
+"""A replica that trains a built program on files that a command reads, in a job or in one process.
 
-As a program, its arguments are the folder of the files and results, and how to train: on parameter servers,
-``collective``, or ``alone``, with twice the batch.
+As a program, this module takes the folder of files and results, and optionally the kind of training:
+``collective``, or ``alone`` with twice the batch size; the default is parameter servers.
 """
 
 import json
@@ -16,7 +16,7 @@ from fleet.collective import fleet as collective
 from fleet.parameter_server import fleet as served
 
 BATCH, FILES, LINES, EPOCHS = 4, 2, 10, 2
-"""Each of two trainers has `FILES` files of `LINES` lines."""
+"""Each of the two trainers has `FILES` files of `LINES` lines."""
 GENERATOR = """
 import fleet.fluid.incubate.data_generator as dg
 
@@ -32,7 +32,7 @@ Words().run_from_stdin()
 
 
 def write(folder: Path) -> None:
-    """Write the files of two trainers, those of one process with both trainers' batches, and the command."""
+    """Write data files for two trainers and for one process, and the command that reads them."""
     random = np.random.default_rng(5)
     (folder / "generator.py").write_text(GENERATOR)
     batches = []
@@ -49,7 +49,7 @@ def write(folder: Path) -> None:
 
 
 def main(folder: Path, how: str) -> None:
-    """Run a replica."""
+    """Run this replica."""
     fluid.default_main_program().random_seed = fluid.default_startup_program().random_seed = 7
     words = fluid.layers.data(name="words", shape=[1], dtype="int64", lod_level=1)
     label = fluid.layers.data(name="label", shape=[1], dtype="int64")

@@ -1,7 +1,7 @@
-"""Example models trained as a transpiled job, one after another, and in one process on all samples.
+"""Example models that are trained one after another, as a transpiled job or in one process.
 
-As a program, with the folder for results as its argument, it is one replica. Each case has servers of its
-own, at the ports that follow.
+As a program, this module is one replica; its argument is the folder for results. Each case has separate
+servers, on consecutive ports.
 """
 
 import json
@@ -19,23 +19,23 @@ from tests.support.fluid_models import Model
 
 STEPS, TRAINERS, IDS = 6, 2, 40
 LIMIT = 0.05
-"""The largest norm of a clipped gradient."""
+"""The maximum norm of a clipped gradient."""
 
 
 class Case(NamedTuple):
-    """A model and a way of training it."""
+    """A model and the way in which it is trained."""
 
     model: Callable[..., Model]
     optimizer: Callable[[], Any]
     sync: bool = True
     reader: bool = False
     summed: bool = False
-    """Whether its loss is the sum over samples, and not their mean."""
+    """True if the loss is the sum over the samples instead of the mean."""
     unsliced: bool = False
     geo: bool = False
     fetches: bool = True
     huge: bool = False
-    """Whether its tables are too large for one process; their values then have no seed."""
+    """True if the tables are too large for one process; their values are then not seeded."""
 
 
 def _decayed() -> Any:
@@ -118,7 +118,7 @@ CASES: dict[str, Case] = {
 
 
 def _samples(random: np.random.Generator, variable: Any) -> list[Any]:
-    """Draw a trainer's samples for a variable: an array, or each sample's sequences of ids."""
+    """Draw a trainer's samples of a variable, as an array or as sequences of ids."""
     _, *shape = variable.shape
     if variable.lod_level:
         lengths = [1] * 4
@@ -136,7 +136,7 @@ def _samples(random: np.random.Generator, variable: Any) -> list[Any]:
 
 
 def feeds(data: list[Any], trainers: list[int], steps: int = STEPS) -> Iterator[dict[str, Any]]:
-    """Draw the feed of each step: the samples of these trainers, one after another."""
+    """Draw the feed of each step, which concatenates the samples of the given trainers."""
     random = np.random.default_rng(3)
     for _ in range(steps):
         drawn = [[_samples(random, variable) for variable in data] for _ in range(TRAINERS)]
@@ -154,7 +154,7 @@ def feeds(data: list[Any], trainers: list[int], steps: int = STEPS) -> Iterator[
 
 
 def build(case: Case, *, parts: int) -> tuple[Model, Any]:
-    """Build and minimize a model; return the model and its reader, if any."""
+    """Build and minimize a model; return the model and its reader or None."""
     main, startup = fluid.default_main_program(), fluid.default_startup_program()
     main.random_seed = startup.random_seed = 0 if case.huge else 7
     readers: list[Any] = []
@@ -171,7 +171,7 @@ def build(case: Case, *, parts: int) -> tuple[Model, Any]:
 
 
 def train(executor: Any, program: Any, model: Model, reader: Any, trainers: list[int]) -> dict[str, Any]:
-    """Run the steps; return the losses, a test loss, norms of a gradient, and the final parameters."""
+    """Train for all steps; return the losses, a test loss, gradient norms, and the final parameters."""
     batches = feeds(model.data, trainers)
     if reader is not None:
         reader.set_batch_generator(lambda: ([feed[each.name] for each in model.data] for feed in batches))
@@ -193,7 +193,7 @@ def train(executor: Any, program: Any, model: Model, reader: Any, trainers: list
 
 
 def alone(name: str) -> dict[str, Any]:
-    """Train a case in this process on the samples of all trainers."""
+    """Train a case in this process, on the samples of all trainers."""
     own = fluid.program_guard(fluid.Program(), fluid.Program())
     with own, fluid.unique_name.guard(), fluid.scope_guard(fluid.core.Scope()):
         model, reader = build(CASES[name], parts=TRAINERS)
@@ -226,7 +226,7 @@ def _replica(name: str, endpoints: list[str], own: str, trainer: int) -> dict[st
 
 
 def main(folder: Path) -> None:
-    """Run a replica of every case."""
+    """Run this replica of each case in turn."""
     server = os.environ["TRAINING_ROLE"] == "PSERVER"
     trainer = int(os.environ.get("PADDLE_TRAINER_ID", "0"))
     hosts = [endpoint.split(":") for endpoint in os.environ["PADDLE_PSERVERS_IP_PORT_LIST"].split(",")]

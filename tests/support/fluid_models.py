@@ -1,7 +1,7 @@
-"""Models from Paddle's documentation and example scripts: the same layers and calls, but small tables.
+"""Models from Paddle's documentation and examples, with the same layers but small tables.
 
-Each function declares its data, appends the model to the default program, and returns the loss and what else
-a script fetches.
+Each function declares the data, appends the model to the default program, and returns the loss and the other
+variables that a script fetches.
 """
 
 from collections.abc import Callable
@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 from fleet import fluid
 
 IDS = 10001
-"""The size of a table."""
+"""The number of rows in a table."""
 
 
 class Model(NamedTuple):
-    """A model and the variables that a script uses."""
+    """A model, and the variables that a training script uses."""
 
     loss: Any
     data: list[Any]
@@ -50,7 +50,7 @@ def ctr(
     distributed: bool = False,
     given: Callable[[list[Any]], list[Any]] | None = None,
 ) -> Model:
-    """Build a model that takes dense counts, and ids that share one table; `given` adds a reader."""
+    """Build a model of dense counts and of ids in one shared table; `given` adds a reader."""
     dense = fluid.layers.data(name="dense_input", shape=[13], dtype="float32")
     sparse = [
         fluid.layers.data(name=f"C{slot}", shape=[1], lod_level=1, dtype="int64")
@@ -91,7 +91,7 @@ def distribute_ctr(**options: Any) -> Model:
 
 
 def word2vec(*, ids: int = IDS, width: int = 10, negatives: int = 5) -> Model:
-    """Build skip-gram with negative sampling."""
+    """Build a skip-gram model with negative sampling."""
     words = [
         fluid.layers.data(name=name, shape=[1], lod_level=1, dtype="int64")
         for name in ("input_word", "true_label", "neg_label")
@@ -130,7 +130,7 @@ def word2vec(*, ids: int = IDS, width: int = 10, negatives: int = 5) -> Model:
 
 
 def deepfm(*, fields: int = 4, ids: int = IDS, width: int = 8, hidden: int = 64) -> Model:
-    """Build a factorization machine and a network, with a table of weights and a table of embeddings."""
+    """Build a factorization machine and a network on tables of weights and embeddings."""
     index = fluid.layers.data(name="feat_idx", shape=[fields], dtype="int64")
     value = fluid.layers.data(name="feat_value", shape=[fields], dtype="float32")
     label = fluid.layers.data(name="label", shape=[1], dtype="float32")
@@ -192,7 +192,7 @@ def simnet_bow(
     batch: int = 8,
     given: Callable[[list[Any]], list[Any]] | None = None,
 ) -> Model:
-    """Build bags of words of a query and two titles, the first of which should be closer."""
+    """Build a bag-of-words model that ranks two titles for a query."""
     data = [
         fluid.layers.data(name=name, shape=[1], dtype="int64", lod_level=1)
         for name in ("query", "pos_title", "neg_title")

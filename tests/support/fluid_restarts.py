@@ -1,9 +1,9 @@
-"""A built program with state on its trainers, as a replica of a job: a schedule, batch_norm and auc.
+"""A replica whose built program has state on its trainers: a schedule, batch_norm and auc.
 
-As a program, its arguments are the folder for results, the number of steps, those after which trainer 1
-waits to be killed and trainer 0 saves (0 for never), and the step after which the script sets the counter of
-the schedule to 10, and from then on leaves the loading of checkpoints to the job. Parameter servers or none,
-as the environment says.
+As a program, this module takes the folder for results, the number of steps, the steps after which trainer 1
+waits to be killed and trainer 0 saves (0 for never), and the step after which the script sets the schedule's
+counter to 10. From that step on, the job loads checkpoints, not the script. The environment determines
+whether there are parameter servers.
 """
 
 import json
@@ -23,7 +23,7 @@ STATE = ("@LR_DECAY_COUNTER@", "mean", "variance")
 
 
 def build(*, adaptive: bool) -> tuple[Any, list[Any], Any]:
-    """Build the model; return its loss, the variables of auc's counts and its optimizer."""
+    """Build the model; return its loss, the variables that hold auc's counts, and the optimizer."""
     fluid.default_main_program().random_seed = fluid.default_startup_program().random_seed = 7
     x, y = fluid.layers.data(name="x", shape=[8]), fluid.layers.data(name="y", shape=[1], dtype="int64")
     hidden = fluid.layers.fc(input=x, size=16)
@@ -39,7 +39,7 @@ def build(*, adaptive: bool) -> tuple[Any, list[Any], Any]:
 
 
 def batch(step: int) -> dict[str, Any]:
-    """Return a step's batch, which is the same on all trainers so that their statistics are equal."""
+    """Return the batch of a step, which is the same on all trainers so that their statistics are equal."""
     random = np.random.default_rng(step)
     x = random.random((8, 8)).astype("float32")
     return {"x": x, "y": (x.sum(1, keepdims=True) > 4).astype("int64")}
@@ -86,7 +86,7 @@ def main(folder: Path, steps: int, waits: int, saves: int, resets: int = 0) -> N
             print("waits", flush=True)
             time.sleep(600)
     names = [*STATE, *(each.name for each in counts)]
-    names += [each for each in scope.values if "w_0" in each or "b_0" in each]  # moments of Adam too
+    names += [each for each in scope.values if "w_0" in each or "b_0" in each]  # includes Adam's moments
     values = {name: np.array(scope.find_var(name).get_tensor()).tolist() for name in names}
     found = {"losses": losses, "values": values}
     (folder / f"trainer-{fleet.worker_index()}.json").write_text(json.dumps(found))

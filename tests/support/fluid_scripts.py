@@ -1,7 +1,7 @@
-"""Scripts whose programs and steps paddlepaddle 1.8.5 recorded in tests/golden/fluid/scripts.*.
+"""Training scripts whose programs and steps were recorded with paddlepaddle 1.8.5.
 
-Each function takes the module ``fluid``, of the original or of this package, builds the default programs and
-minimizes a loss, which it returns. The original runs this module on Python 3.7.
+Each function takes the module ``fluid`` of Paddle or of this package, builds the default programs, minimizes
+a loss, and returns the loss. Paddle runs this module on Python 3.7.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def script(function: Any) -> Any:
 
 
 def regression(fluid: Any, x: Any, **attrs: Any) -> Any:
-    """Return the mean squared error between a linear layer of `x` and the data `y`."""
+    """Return the mean squared error of a linear layer of `x`, relative to the data `y`."""
     y = fluid.layers.data("y", [1])
     return fluid.layers.mean(fluid.layers.square_error_cost(fluid.layers.fc(x, 1, **attrs), y))
 

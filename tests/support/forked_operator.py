@@ -29,19 +29,19 @@ _forks.set_forkserver_preload(["fleet_operator.startup", __name__])
 
 
 class ForkedOperator(OperatorProcess):
-    """An operator whose settings can be changed while it is not running."""
+    """A forked operator, whose settings can be changed between two runs."""
 
     clock_offset = timedelta()
-    """The difference between its time of day and this machine's."""
+    """The difference between the operator's time of day and this machine's."""
 
     silence_seconds = 75.0
     """The time limit for a silent watch."""
 
     quota_patience = quota.PATIENCE
-    """How long a job keeps its pods while a quota refuses others."""
+    """The time for which a job keeps its pods while a quota rejects further pods."""
 
     slowness_of_stopping = 1.0
-    """How many times as long each timer takes once the operator is told to stop."""
+    """The factor by which timers take longer once the operator has been told to stop."""
 
     def _spawn(self) -> _Forked:
         arguments = (
@@ -57,11 +57,11 @@ class ForkedOperator(OperatorProcess):
         return _Forked(process)
 
     def start_at_once(self) -> None:
-        """Start the operator without waiting until it is ready."""
+        """Start the operator and return before it is ready."""
         self._process = self._spawn()
 
     def kill_at_once(self) -> None:
-        """Kill the operator without waiting for its end."""
+        """Kill the operator and return before it has ended."""
         self._running.kill()
 
 
@@ -82,7 +82,7 @@ class _Forked:
 
     def send_signal(self, sig: int) -> None:
         if self._process.pid is not None and self._process.is_alive():
-            with contextlib.suppress(ProcessLookupError):  # it has ended since
+            with contextlib.suppress(ProcessLookupError):  # it has ended in the meantime
                 os.kill(self._process.pid, sig)
 
     def kill(self) -> None:
@@ -106,7 +106,7 @@ def _run(
         os.dup2(file.fileno(), 2)
     if offset:
         SystemClock.now = lambda _: datetime.now(UTC) + offset  # type: ignore[method-assign, assignment]
-    logging.getLogger("kopf._core.reactor.running").setLevel(logging.DEBUG)  # says which tasks did not end
+    logging.getLogger("kopf._core.reactor.running").setLevel(logging.DEBUG)  # logs the tasks that did not end
 
     def catch_signals(stop: asyncio.Event) -> None:
         loop = asyncio.get_running_loop()

@@ -1,18 +1,19 @@
 """Python programs that start quickly because they are forked from a process that has imported torch.
 
-Each is a process of its own, as good to kill as any other; it ends as a program does that was started from
-the command line, by its last line, an exception or a signal, but for what Python takes apart after all else:
-each would copy what it has been forked with, and that takes longer than most programs. What this project's
-packages do when they are imported happens in each: only what is not ours is there before. For tests of what a
-program does, not of how it is started.
+Each program is a separate process, which tests may kill. It ends like a program that was started from the
+command line (after its last line, by an exception or by a signal), except that Python's final clean-up is
+skipped: it would copy the memory that is shared since the fork, which takes longer than most programs run.
+Only third-party packages are preloaded; this project's packages are imported in each program. Use these
+programs to test what a program does, not how it starts.
 
-Run as a program this module is the process that the others are forked from. It gets one packet for each: the
-request as JSON, with the descriptors of its output and of a pipe, on which it answers with the process's id
-and, when that has ended, with its exit status.
+As a program, this module is the process from which the others are forked, the forker. It receives one packet
+per program: the request as JSON, with the descriptors of the output and of a pipe. On the pipe the forker
+returns the id of the process and later its exit status.
 
-Programs that others start, such as the launchers and `fleetjob run`, are forked too where `relay` says so: a
-``python`` that imports nothing has a program forked, passes signals on, and ends as that does. Whoever kills
-it kills the program, but a moment later: `program_of` names the program itself.
+Programs that other programs start, such as the launchers and `fleetjob run`, are forked as well if they run
+in the environment of `relay`. There, ``python`` imports nothing, requests a forked program, forwards signals
+to it and ends with the same status. Killing this ``python`` also kills the program, a moment later;
+`program_of` returns the id of the program itself.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ PRELOADED = (
     "safetensors.torch",
     "google.protobuf.text_format",
 )
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # threads would not live through a fork
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # threads do not survive a fork
 LARGEST_REQUEST = 1 << 17
 
 RELAY = """#!{python} -IS
@@ -86,25 +87,25 @@ os._exit(status)
 
 
 class ForkedPython:
-    """A program that is running or has ended, with the interface of `subprocess.Popen`.
+    """A program that runs in a forked process, with the interface of `subprocess.Popen`.
 
     Parameters
     ----------
     script : Path
-        What it runs.
+        The script to run.
     *arguments : str
-        What it finds in ``sys.argv`` behind that.
+        The arguments of the script.
     env : mapping
-        Its environment. The number of OpenMP's threads is 1, whatever this says.
+        The environment of the program, except that OpenMP always uses one thread.
     output, errors : files
-        Where its standard output and standard error go; they may be one file.
+        The files for standard output and standard error; both may be the same.
     cwd : Path, optional
-        Where it runs.
+        The working directory.
 
     Attributes
     ----------
     preloaded : tuple of str
-        What is imported already, and not this project's.
+        The third-party modules that are imported before the fork.
     """
 
     preloaded: ClassVar[tuple[str, ...]] = PRELOADED
@@ -134,7 +135,7 @@ class ForkedPython:
         return self._ended(0)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return the exit status; raise subprocess.TimeoutExpired if the program outlasts the timeout."""
+        """Wait for the end and return the exit status; raise subprocess.TimeoutExpired after a timeout."""
         status = self._ended(timeout)
         if status is None:
             raise subprocess.TimeoutExpired("python", timeout or 0)
@@ -151,7 +152,7 @@ class ForkedPython:
         self.send_signal(signal.SIGKILL)
 
     def _has_answered(self, timeout: float | None) -> bool:
-        answers = select.poll()  # select.select takes no descriptor from 1024 on
+        answers = select.poll()  # select.select refuses descriptors above 1023
         answers.register(self._answers, select.POLLIN)
         return bool(answers.poll(None if timeout is None else timeout * 1000))
 
@@ -163,16 +164,16 @@ class ForkedPython:
 
     def _answer(self) -> int:
         answer = self._answers.read(4)
-        if len(answer) < 4:  # 0 would be no process, and no status
+        if len(answer) < 4:  # the pipe was closed
             raise AssertionError("the process that programs are forked from has ended; it has said why")
         return int.from_bytes(answer, "big", signed=True)
 
 
 @functools.cache
 def relay() -> dict[str, str]:
-    """Return the environment in which ``python`` and ``torchrun`` are forked, not started anew.
+    """Return an environment in which ``python`` and ``torchrun`` fork programs from a preloaded process.
 
-    Linux only: the name of the forker's socket is no file's.
+    Linux only, because the forker's socket has an abstract name.
     """
     _forker(PRELOADED)
     folder = _relay_folder()
@@ -185,7 +186,7 @@ def relay() -> dict[str, str]:
 
 
 def program_of(pid: int) -> int:
-    """Return the process id of the program that a ``python`` of `relay` had forked; of any other, its own."""
+    """Return the id of the process that a ``python`` of `relay` has forked, or `pid` if there is none."""
     try:
         return int((_relay_folder() / str(pid)).read_text())
     except FileNotFoundError:
@@ -194,7 +195,7 @@ def program_of(pid: int) -> int:
 
 @functools.cache
 def _relay_folder() -> Path:
-    """Return the folder with the programs of `relay`, where each writes which process it had forked."""
+    """Return the folder with the programs of `relay`, each of which records its forked process there."""
     folder = Path(tempfile.mkdtemp(prefix="relay-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
@@ -206,7 +207,7 @@ def _address(preloaded: Sequence[str]) -> str:
 
 @functools.cache
 def _forker(preloaded: Sequence[str]) -> socket.socket:
-    """Return the connection to this process's forker for these modules; closing it ends the forker."""
+    """Return the connection to the process that forks programs with these modules preloaded."""
     connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * LARGEST_REQUEST)
@@ -224,7 +225,7 @@ def _forker(preloaded: Sequence[str]) -> socket.socket:
 
 
 def _serve(requests: socket.socket, listener: socket.socket) -> dict[str, Any] | None:
-    """Fork a process for each request; return the request in that process, and None here at the end."""
+    """Fork for each request; return the request in the new process, or None here once requests end."""
     waiting = select.poll()
     for each in (requests, listener):
         waiting.register(each, select.POLLIN)
@@ -238,9 +239,9 @@ def _serve(requests: socket.socket, listener: socket.socket) -> dict[str, Any] |
             relayed, _ = listener.accept()
             with relayed:
                 packet, descriptors, _, _ = socket.recv_fds(relayed, LARGEST_REQUEST, 3)
-            if not packet:  # it was killed meanwhile
+            if not packet:  # the client was killed meanwhile
                 continue
-        if os.fork() == 0:  # waits for the program, which is its child
+        if os.fork() == 0:  # the parent of the program, which waits for it
             requests.close()
             listener.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -250,7 +251,7 @@ def _serve(requests: socket.socket, listener: socket.socket) -> dict[str, Any] |
 
 
 def _watched(request: dict[str, Any], output: int, errors: int, answers: int) -> dict[str, Any]:
-    """Fork again; return in the program's process, and exit in this one as soon as the program ends."""
+    """Fork the program's process and return in it; this process waits for its end and exits."""
     program = os.fork()
     if program == 0:
         os.close(answers)
@@ -264,26 +265,26 @@ def _watched(request: dict[str, Any], output: int, errors: int, answers: int) ->
     if "relay" in request:
         _kill_with_its_relay(program, answers)
     _, status = os.waitpid(program, 0)
-    with contextlib.suppress(BrokenPipeError):  # its relay was killed
+    with contextlib.suppress(BrokenPipeError):  # the relay was killed
         os.write(answers, os.waitstatus_to_exitcode(status).to_bytes(4, "big", signed=True))
     os._exit(0)
 
 
 def _kill_with_its_relay(program: int, answers: int) -> None:
-    """Return when the program has ended, which is killed if nobody waits for its end any more."""
+    """Wait until the program has ended; kill it if its relay ends first."""
     waiting = select.poll()
     ended = os.pidfd_open(program)
     waiting.register(ended, select.POLLIN)
-    waiting.register(answers, 0)  # an error: the other end is closed
+    waiting.register(answers, 0)  # reports an error once the other end is closed
     if ended not in (descriptor for descriptor, _ in waiting.poll()):
         os.kill(program, signal.SIGKILL)
 
 
 def _become(request: dict[str, Any]) -> NoReturn:
-    """Run the requested program to its end."""
+    """Run the requested program in this process, and exit."""
     import numpy as np
 
-    np.random.seed()  # noqa: NPY002 as in a process that has just started, no two have the same numbers
+    np.random.seed()  # noqa: NPY002 a new process has its own random numbers
     os.setsid()
     os.environ.clear()
     os.environ.update(request["env"] | ONE_THREAD)
@@ -303,7 +304,7 @@ def _become(request: dict[str, Any]) -> NoReturn:
 
 
 def _run(what: str, *more: str) -> int:
-    """Run a script and report exceptions as Python does; return the exit status."""
+    """Run a script and return its exit status; exceptions are reported as Python reports them."""
     if what == "-u":
         del sys.argv[0]
         return _run(*more)
@@ -327,7 +328,7 @@ def _run(what: str, *more: str) -> int:
             return (end.code or 0) & 0xFF
         print(end.code, file=sys.stderr)
         return 1
-    except Exception:  # noqa: BLE001 any that a script may end with
+    except Exception:  # noqa: BLE001 a script may raise any exception
         sys.excepthook(*sys.exc_info())
         return 1
     return 0
@@ -336,8 +337,8 @@ def _run(what: str, *more: str) -> int:
 def _main() -> None:
     for name in sys.argv[3:]:
         __import__(name)
-    gc.freeze()  # no program need look through it, and so copy it
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # those that wait for programs are not waited for
+    gc.freeze()  # otherwise each program's garbage collection would copy this memory
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # reap the parents of programs automatically
     requests, listener = (socket.socket(fileno=int(each)) for each in sys.argv[1:3])
     request = _serve(requests, listener)
     if request is not None:

@@ -9,7 +9,7 @@ __all__ = ["no_room_beyond"]
 
 @contextmanager
 def no_room_beyond(num_bytes: int) -> Iterator[None]:
-    """Make the system refuse to let this process enlarge any file beyond a size."""
+    """Limit the size of the files that this process can write within the block."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
     try:

@@ -1,8 +1,8 @@
-"""FleetJobs for tests: valid ones, and a table of those that must be refused.
+"""FleetJobs for tests: valid manifests, and a table of manifests that must be rejected.
 
-``fleetjob validate`` (`fleet_operator.api.parse_job`) and the API server read the same table: both must
-refuse each case, and both must name the field. The API server is asked with ``fieldValidation=Strict``, as
-kubectl asks it; without, it drops unknown fields in silence.
+The table applies to ``fleetjob validate`` (`fleet_operator.api.parse_job`) and to the API server: both must
+reject each case and name the field. Requests to the API server have ``fieldValidation=Strict``, as kubectl's
+have; otherwise the server drops unknown fields silently.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ __all__ = ["INVALID", "VALID", "InvalidCase", "collective_manifest", "job", "man
 
 @dataclass(frozen=True)
 class InvalidCase:
-    """A manifest that is refused, and the location of the problem."""
+    """A manifest that must be rejected, and the location of the problem."""
 
     id: str
     manifest: Manifest
-    path: str  # the field that both name
-    expected: tuple[str, ...]  # words of parse_job's message about it
+    path: str  # the field that both must name
+    expected: tuple[str, ...]  # words in the message of parse_job
 
 
 _CONTAINERS = "spec.template.spec.containers"

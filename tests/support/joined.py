@@ -1,4 +1,4 @@
-"""Trainers joined to loopback servers in this process, each with its model and its optimizer."""
+"""Trainers that have joined loopback servers in this process, with their models and optimizers."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,16 +20,16 @@ __all__ = ["joined", "make", "rows_on_servers"]
 def joined(
     trainers: int, of_trainer: dict[str, Any] | None = None, *, servers: int = 2, **arguments: Any
 ) -> Iterator[list[tuple[Any, Any, Any]]]:
-    """Yield each trainer with its module and distributed optimizer.
+    """Yield trainers that have joined, each with its module and distributed optimizer.
 
     Parameters
     ----------
     trainers : int
     of_trainer : dict, optional
-        As of `Loopback.make_trainer`.
+        See `Loopback.make_trainer`.
     servers : int
     **arguments
-        As of `loopback`.
+        See `loopback`.
     """
     with one_torch_thread(), loopback(servers=servers, trainers=trainers, **arguments) as job:
         made = [make(job, index, **(of_trainer or {})) for index in range(trainers)]
@@ -38,7 +38,7 @@ def joined(
 
 
 def make(job: Loopback, index: int, **of_trainer: Any) -> tuple[Any, Any, Any]:
-    """Return a trainer that has not joined, with its module and distributed optimizer."""
+    """Return a trainer that has not joined yet, with its module and distributed optimizer."""
     trainer, model, wrapped = job.make_trainer(index, **of_trainer)
     optimizer = DistributedOptimizer(wrapped, never_minimized)
     optimizer.bind(trainer)
@@ -46,7 +46,7 @@ def make(job: Loopback, index: int, **of_trainer: Any) -> tuple[Any, Any, Any]:
 
 
 def rows_on_servers(job: Loopback, num_rows: int, dimension: int, table: int = 0) -> torch.Tensor:
-    """Return a table's first rows, by id, as stored on its servers."""
+    """Return the first rows of a table, by id, as the servers store them."""
     ids, rows = np.arange(num_rows), torch.empty(num_rows, dimension)
     for server, at in Placement.over(len(job.servers)).positions(ids).items():
         rows[torch.from_numpy(at)] = job.servers[server].server._shard.tables.read(table, ids[at])

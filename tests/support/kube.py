@@ -1,7 +1,7 @@
-"""Access to an API server for tests: objects, annotations, and waiting for expected states.
+"""Access to an API server for tests: objects, annotations, and waits for expected states.
 
-They ask by the package `kubernetes`, not by the client of fleet_operator: what that client sends and reads is
-under test, and a mistake in it must not hide itself.
+Requests use the package `kubernetes`, not the client of fleet_operator: that client is under test, and a
+mistake in it must not hide itself.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ Manifest = dict[str, Any]
 
 WAIT_SECONDS = 100.0
 BUSY_TRIES = 30
-"""How often an API server may say that the storage of a kind is not ready yet."""
+"""The number of times that an API server may report a kind's storage as not ready."""
 
 
 class ApiServer:
-    """An API server whose objects are plain mappings; a refusal raises ApiException."""
+    """A client of an API server, with objects as plain mappings; errors raise ApiException."""
 
     def __init__(self, client: ApiClient) -> None:
         self._client = DynamicClient(client)
@@ -77,9 +77,9 @@ class ApiServer:
     async def changes(
         self, path: str, version: str, params: Mapping[str, str]
     ) -> AsyncGenerator[tuple[str, Manifest]]:
-        """Yield each change of a collection since a version, as its type and object.
+        """Yield the type and the object of each change to a collection since a version.
 
-        A watch that ends, as watches do now and then, goes on from the last change or bookmark.
+        A watch that ends, as watches do occasionally, is resumed from the last change or bookmark.
         """
 
         async def open_watch(**asked: Any) -> Any:
@@ -100,7 +100,7 @@ class ApiServer:
                 answer = await self._client.request(verb, path, query_params=query, serialize=False, **asked)
                 break
             except ApiException as refused:
-                # Of a definition that has just been installed. Other answers of 429 are what tests look for.
+                # The definition has just been installed. Tests may expect any other response of 429.
                 if (
                     left == 0
                     or refused.status != 429
@@ -113,14 +113,14 @@ class ApiServer:
 
 
 class Namespace:
-    """A namespace of an API server or, without a name, objects outside namespaces, as seen by tests."""
+    """A namespace of an API server as seen by tests; without a name, the cluster scope."""
 
     def __init__(self, client: ApiServer, name: str) -> None:
         self.client = client
         self.name = name
 
     def path(self, plural: str, name: str = "", *, subresource: str = "") -> str:
-        """Return the path of a collection, or of an object in it."""
+        """Return the path of a collection or of an object in it."""
         groups = {
             "fleetjobs": f"/apis/{API_VERSION}",
             "networkpolicies": "/apis/networking.k8s.io/v1",
@@ -133,31 +133,31 @@ class Namespace:
         return "/".join(part for part in parts if part)
 
     async def create_job(self, manifest: Mapping[str, Any], *, dry_run: bool = False) -> Manifest:
-        """Create a FleetJob in this namespace with strict validation, as kubectl does."""
+        """Create a FleetJob in this namespace, validated as strictly as by kubectl."""
         document = {**manifest, "metadata": {**manifest["metadata"], "namespace": self.name}}
         asked = {"fieldValidation": "Strict"} | ({"dryRun": "All"} if dry_run else {})
         return await self.client.create(self.path("fleetjobs"), document, asked)
 
     async def get(self, plural: str, name: str) -> Manifest:
-        """Return an object."""
+        """Return an object by kind and name."""
         return await self.client.get(self.path(plural, name))
 
     async def all(self, plural: str, **params: str) -> list[Manifest]:
-        """Return all objects of a kind."""
+        """Return a list of all objects of a kind."""
         items: list[Manifest] = (await self.client.get(self.path(plural), params))["items"]
         return items
 
     async def delete(self, plural: str, name: str) -> None:
-        """Delete an object with its own grace period."""
+        """Delete an object, with its own grace period."""
         await self.client.delete(self.path(plural, name), {"propagationPolicy": "Background"})
 
     async def annotate(self, pod: str, **annotations: str | None) -> None:
-        """Set kwok annotations on a pod: ``exit_code``, ``message``, ``not_ready``, ``hold``, ``stuck``."""
+        """Set the annotations that control a simulated pod, such as ``exit_code`` and ``hold``."""
         named = {f"fleet.test/{name.replace('_', '-')}": value for name, value in annotations.items()}
         await self.client.merge_patch(self.path("pods", pod), {"metadata": {"annotations": named}})
 
     async def end(self, *pods: str, exit_code: int = 0, message: str | None = None) -> None:
-        """Make pods end."""
+        """End simulated pods with an exit code and a message."""
         for pod in pods:
             await self.annotate(pod, exit_code=str(exit_code), message=message)
 
@@ -170,9 +170,9 @@ class Namespace:
         seconds: float = WAIT_SECONDS,
         **params: str,
     ) -> dict[str, Manifest]:
-        """Wait until `probe` is true for the objects of a kind, by name; return the objects.
+        """Wait until `probe` is true for all objects of a kind; return the objects by name.
 
-        Every change is looked at, so that what lasts for a moment only is seen too.
+        Every change is checked, so that short-lived states are noticed as well.
         """
         seen: dict[str, Manifest] = {}
         try:
@@ -189,7 +189,7 @@ class Namespace:
         raise AssertionError(f"waited {seconds:g} s in vain for {what}; the {plural} are: {shown[:4000]}")
 
     async def _changes(self, plural: str, params: Mapping[str, str]) -> AsyncGenerator[dict[str, Manifest]]:
-        """Yield all objects of a kind, and again after each change."""
+        """Yield all objects of a kind now and after each change."""
         listed = await self.client.get(self.path(plural), params)
         objects = {item["metadata"]["name"]: item for item in listed["items"]}
         yield objects
@@ -206,7 +206,7 @@ class Namespace:
     async def until_job(
         self, name: str, what: str, probe: Callable[[Manifest], bool], *, seconds: float = WAIT_SECONDS
     ) -> Manifest:
-        """Wait until `probe` is true for a job; return the job."""
+        """Wait until `probe` is true for a job, and return the job."""
         found = await self.until(
             "fleetjobs",
             f"{name}: {what}",
@@ -217,7 +217,7 @@ class Namespace:
         return found[name]
 
     async def until_state(self, name: str, state: str, *, seconds: float = WAIT_SECONDS) -> Manifest:
-        """Wait until a job is in a state."""
+        """Wait until a job is in the given state."""
         return await self.until_job(
             name, state, lambda job: job.get("status", {}).get("state") == state, seconds=seconds
         )
@@ -230,11 +230,11 @@ class Namespace:
         *,
         seconds: float = WAIT_SECONDS,
     ) -> dict[str, Manifest]:
-        """Wait until `probe` is true for a job's pods, by name; return the pods."""
+        """Wait until `probe` is true for the pods of a job; return the pods by name."""
         return await self.until("pods", what, probe, seconds=seconds, labelSelector=f"{LABEL_JOB_NAME}={job}")
 
     async def until_running(self, job: str, *pods: str, seconds: float = WAIT_SECONDS) -> dict[str, Manifest]:
-        """Wait until a job has exactly the given pods and all are running."""
+        """Wait until a job has exactly the given pods and all of them run."""
         return await self.until_pods(
             job,
             f"{', '.join(pods)} running",
@@ -243,9 +243,9 @@ class Namespace:
         )
 
     async def until_told(self, job: str, *reasons: str) -> list[tuple[str, str, str]]:
-        """Wait until the events on a job have these reasons, and return all of them, as `events` does.
+        """Wait until events with these reasons have been posted on a job; return all its events.
 
-        The operator writes an event after the status and the objects that it is about.
+        The operator posts an event after it has written the status and the affected objects.
         """
         await self.until(
             "events",
@@ -256,7 +256,7 @@ class Namespace:
         return await self.events(job)
 
     async def events(self, job: str) -> list[tuple[str, str, str]]:
-        """Return the type, reason and message of a job's events, oldest first."""
+        """Return the type, reason and message of each event on a job, oldest first."""
         selector = f"involvedObject.kind=FleetJob,involvedObject.name={job}"
         found = await self.all("events", fieldSelector=selector)
         found.sort(key=lambda event: int(event["metadata"]["resourceVersion"]))
@@ -265,7 +265,7 @@ class Namespace:
 
 @contextlib.asynccontextmanager
 async def client_for(kubeconfig: Path) -> AsyncIterator[ApiServer]:
-    """Open a client with a kubeconfig's user."""
+    """Open a client that authenticates as the user of a kubeconfig."""
     configuration = Configuration()
     await config.load_kube_config(str(kubeconfig), client_configuration=configuration)
     async with ApiClient(configuration) as client:
@@ -274,46 +274,46 @@ async def client_for(kubeconfig: Path) -> AsyncIterator[ApiServer]:
 
 @contextlib.asynccontextmanager
 async def fresh_namespace(client: ApiServer, name: str | None = None) -> AsyncIterator[Namespace]:
-    """Create a namespace in which pods can be created, and delete it after the block."""
+    """Yield a new namespace in which pods can be created, and delete it afterwards."""
     name = name or f"test-{uuid.uuid4().hex[:8]}"
     namespaces = "/api/v1/namespaces"
     await client.create(namespaces, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
     fresh = Namespace(client, name)
-    # Pods are refused until the controller manager has made the namespace's account.
+    # Pods are rejected until the controller manager has created the namespace's account.
     await fresh.until("serviceaccounts", "the default account", lambda found: "default" in found)
     yield fresh
     await client.delete(f"{namespaces}/{name}")
 
 
 def is_running(pod: Manifest) -> bool:
-    """Return whether a pod is running and not being deleted."""
+    """Return whether a pod is running and is not being deleted."""
     return pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
 
 
 def attempt(pod: Manifest) -> str:
-    """Return the attempt of a pod: ``{job restarts}.{replica restarts}``."""
+    """Return a pod's attempt, as ``{job restarts}.{replica restarts}``."""
     value: str = pod["metadata"]["labels"][LABEL_ATTEMPT]
     return value
 
 
 def runs_again(pod: str, number: str) -> Callable[[dict[str, Manifest]], bool]:
-    """Return a probe that tests whether a pod is running with this attempt."""
+    """Return a probe that checks whether a pod is running in the given attempt."""
     return lambda pods: pod in pods and attempt(pods[pod]) == number and is_running(pods[pod])
 
 
 def uids(pods: Mapping[str, Manifest]) -> set[str]:
-    """Return the uids of pods."""
+    """Return the uids of the given pods."""
     return {pod["metadata"]["uid"] for pod in pods.values()}
 
 
 def condition(job: Manifest, kind: str) -> str | None:
-    """Return the status of one of a job's conditions."""
+    """Return the status of a job's condition."""
     conditions = job.get("status", {}).get("conditions", ())
     return next((each["status"] for each in conditions if each["type"] == kind), None)
 
 
 def told_of(job: Manifest, kind: str) -> Manifest:
-    """Return the given condition of a job, which must exist."""
+    """Return a condition of a job, which must exist."""
     conditions: list[Manifest] = job["status"]["conditions"]
     (told,) = [each for each in conditions if each["type"] == kind]
     return told

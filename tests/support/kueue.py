@@ -1,4 +1,4 @@
-"""Kueue's own manager on a control plane for tests."""
+"""The real Kueue manager, running against a test control plane."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 API = "kueue.x-k8s.io/v1beta2"
 WEBHOOKS = ("workload", "clusterqueue", "cohort", "localqueue", "resourceflavor", "pod")
-"""The webhooks of the kinds that exist here; the others are of jobs that nobody defines."""
+"""The webhooks of the kinds that exist here; the others are for kinds of jobs that are not installed."""
 LEFT_ALONE = ("kube-system", "kueue-system", "fleet-system")
 _SCRIPT = """
 mount -t tmpfs none /etc
@@ -33,17 +33,17 @@ cp -r "$0" /etc/kueue/metrics/certs
 exec setpriv --pdeathsig KILL "$@"
 """
 IN_OWN_ETC = ("unshare", "--map-root-user", "--mount", "sh", "-ec", _SCRIPT)
-"""The command that gives a program an /etc of its own: Kueue reads the certificate of its metrics there."""
+"""The command that gives a program a private /etc, where Kueue reads the certificate of its metrics."""
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def definitions() -> Path:
-    """Return the folder with Kueue's CRDs and webhooks, in Go's module cache.
+    """Return the folder of Kueue's CRDs and webhooks in Go's module cache.
 
     Raises
     ------
     MissingError
-        The module is not there. Whoever built Kueue on this machine has it.
+        The module is not in the cache. Building Kueue on this machine puts it there.
     """
     module = f"sigs.k8s.io/kueue@v{KUEUE}"
     environ = {**os.environ, "GOPROXY": "off", "GOFLAGS": "-mod=mod"}
@@ -66,20 +66,20 @@ def definitions() -> Path:
 
 
 class Kueue:
-    """Kueue's manager, which serves its webhooks on this machine.
+    """Kueue's manager, a process on this machine that serves Kueue's webhooks.
 
     Parameters
     ----------
     plane : ControlPlane
         A running control plane.
     folder : Path
-        The folder of its configuration and certificates.
+        The folder of the manager's configuration and certificates.
     program : Path
-        The manager.
+        The manager's executable.
     components : Path
-        The folder of its definitions.
+        The folder of Kueue's definitions.
     **configuration
-        Further fields of its configuration.
+        Further fields of the manager's configuration.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Kueue:
         self._health, self._webhook = free_ports(2)
 
     def start(self) -> None:
-        """Start the manager; return when it responds and all pods pass its webhook."""
+        """Start the manager; return once it responds and its webhooks are installed."""
         admin = self.plane.admin
         for path in sorted((self._components / "crd" / "bases").glob("*.yaml")):
             admin.kubectl("create", "-f", str(path))
@@ -165,9 +165,9 @@ class Kueue:
         topology: str | None = None,
         check: str | None = None,
     ) -> None:
-        """Make a queue in a namespace, with a quota and a flavor of its own; it lets the urgent go first.
+        """Create a queue in a namespace, with its own quota and flavor; urgent jobs may preempt others.
 
-        Its pods may have to be close in a topology, and its jobs may have to pass an admission check.
+        Optionally, its pods must be close in a topology, and its jobs must pass an admission check.
         """
         own = f"{name}-{namespace}"
         flavor: dict[str, Any] = {"apiVersion": API, "kind": "ResourceFlavor", "metadata": {"name": own}}
@@ -197,7 +197,7 @@ class Kueue:
         self.plane.admin.kubectl("create", "-f", "-", stdin=yaml.safe_dump_all([flavor, cluster, local]))
 
     def make_check(self, name: str) -> None:
-        """Make an admission check that a test decides."""
+        """Create an admission check whose result the test decides."""
         spec = {"controllerName": "example.com/test"}
         manifest = {"apiVersion": API, "kind": "AdmissionCheck", "metadata": {"name": name}, "spec": spec}
         self.plane.admin.kubectl("create", "-f", "-", stdin=yaml.safe_dump(manifest))
@@ -214,7 +214,7 @@ class Kueue:
         )
 
     def make_topology(self, name: str, label: str) -> None:
-        """Put each half of the nodes into a rack of its own, by a label, and make the topology of racks."""
+        """Create a topology of two racks by labelling each half of the nodes as one rack."""
         nodes = [
             each["metadata"]["name"] for each in self.plane.admin.request("GET", "/api/v1/nodes")["items"]
         ]
@@ -229,7 +229,7 @@ class Kueue:
         self.plane.admin.kubectl("create", "-f", "-", stdin=yaml.safe_dump(manifest))
 
     def make_priority(self, name: str, value: int) -> None:
-        """Create a priority class with which jobs preempt others."""
+        """Create a priority class, with which jobs can preempt others."""
         kind = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass"}
         manifest = {**kind, "metadata": {"name": name}, "value": value, "preemptionPolicy": "Never"}
         self.plane.admin.kubectl("create", "-f", "-", stdin=yaml.safe_dump(manifest))

@@ -1,9 +1,9 @@
-"""Whole lives of jobs, some at the same time, each with operators that are killed at some of their calls.
+"""Complete lives of jobs, partly concurrent, whose operators are killed at selected API calls.
 
-Each life has all of its own that an operator can tell apart: a namespace, which is all that its operator
-looks at, a Lease, and a proxy that counts its calls. What lives share is the control plane, none of whose
-answers about one namespace depends on another: an operator meets what it would meet alone. One `Witness` for
-all of them watches what is there, beside the operators and their proxies.
+Each life has its own namespace, to which its operators are limited, its own Lease, and its own proxy, which
+counts API calls. Lives share only the control plane, whose responses about one namespace do not depend on
+other namespaces; an operator therefore behaves as if it were alone. One `Witness` watches the objects of all
+lives, independently of the operators and their proxies.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 
 WAIT_SECONDS = 100.0
 LEASE_SECONDS = 3600
-"""No life lasts until a renewal is due: which calls there are does not depend on the time they take."""
+"""Longer than any life, so that the calls do not include renewals that depend on time."""
 
 
 class Kill(NamedTuple):
-    """An operator is killed when the n-th call of a kind comes, or once that has been carried out.
+    """The moment at which an operator is killed: before or after its n-th API call of a kind.
 
-    Calls are counted by kind, because those at the same time come in any order. The reads of each operator
-    are counted, but the writes of the whole life that are carried out: a successor reads everything again,
-    and writes what is left.
+    Calls are counted by kind, because concurrent calls arrive in any order. Reads are counted per operator,
+    because a successor reads everything again. Successful writes are counted over the whole life, because a
+    successor makes only the remaining writes.
     """
 
     verb: str
@@ -51,22 +51,21 @@ class Kill(NamedTuple):
     carried_out: bool
 
     def __str__(self) -> str:
-        """Return the name of the test."""
+        """Return the id of the test case."""
         moment = "after" if self.carried_out else "before"
         return f"{moment}-{self.verb}-{self.resource.replace('/', '-')}-{self.number}"
 
 
 @dataclass
 class Story:
-    """The history of one namespace, as the witness observed it."""
+    """The history of one namespace, as the witness recorded it."""
 
-    pods: dict[str, Manifest] = field(default_factory=dict)  # those that are there
-    services: dict[str, Manifest] = field(default_factory=dict)  # likewise
-    made: dict[str, str] = field(
-        default_factory=dict
-    )  # by uid, what there ever was: name, and a pod's attempt
-    keys: set[str] = field(default_factory=set)  # of the job, that a pod ever had; "" for one without
-    statuses: list[Manifest] = field(default_factory=list)  # of the job, each that it had
+    pods: dict[str, Manifest] = field(default_factory=dict)  # the existing pods, by name
+    services: dict[str, Manifest] = field(default_factory=dict)  # the existing Services, by name
+    made: dict[str, str] = field(default_factory=dict)
+    """All objects that have existed, by uid: the name and, for a pod, the attempt."""
+    keys: set[str] = field(default_factory=set)  # the job keys that any pod has had; "" for a pod without one
+    statuses: list[Manifest] = field(default_factory=list)  # all statuses of the job, in order
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -76,17 +75,17 @@ class Story:
 
     @property
     def states(self) -> list[str]:
-        """The states that the job has passed through."""
+        """The states that the job has passed through, in order."""
         states = (status["state"] for status in self.statuses if "state" in status)
         return [state for state, _ in itertools.groupby(states)]
 
     def runs(self, state: str, attempts: Manifest) -> bool:
-        """Return whether the job has a state and runs exactly the given pods, each in the given attempt."""
+        """Return whether the job is in a state and exactly the given pods run, each in its given attempt."""
         found = {name: attempt(pod) for name, pod in self.pods.items() if is_running(pod)}
         return self.status.get("state") == state and found == attempts and set(self.pods) == set(attempts)
 
     def note(self, kind: str, item: Manifest) -> None:
-        """Record a watch event: its type and its object."""
+        """Record a watch event."""
         name, uid = item["metadata"]["name"], item["metadata"]["uid"]
         match item["kind"]:
             case "Pod":
@@ -114,7 +113,7 @@ class Story:
 
 
 class Witness:
-    """Watches all namespaces as the administrator, from before the first job on."""
+    """A watcher of all namespaces that records the history of every job."""
 
     def __init__(self, client: ApiServer) -> None:
         self.stories: defaultdict[str, Story] = defaultdict(Story)
@@ -134,7 +133,7 @@ class Witness:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Stop watching; fail if a watch ended early, because the history is then incomplete."""
+        """Stop watching; fail if a watch ended early, because the history would be incomplete."""
         ended = [task for task in self._tasks if task.done()]
         for task in self._tasks:
             task.cancel()
@@ -149,22 +148,22 @@ class Witness:
 
 @dataclass
 class Life:
-    """A life of a job with two servers and two trainers, one of which fails once.
+    """A test case: the life of a job with two servers and two trainers, one of which fails once.
 
     Attributes
     ----------
     kills : tuple of Kill
-        When an operator is killed; another takes over at once.
+        When operators are killed; another operator takes over immediately.
     calls : list of Call
-        All calls of all of its operators.
+        All calls of all operators in this life.
     killed : dict
-        The call of each kill; without those that did not come to pass, because the life had fewer calls.
+        The call of each kill, except kills that did not happen because the life had fewer calls.
     operators : list of list of Call
-        The calls of each operator while it lived, in the order in which they came.
+        The calls of each operator while it was running, in order of arrival.
     told : Counter
-        The events on the job, by their reasons.
+        The number of events on the job, by reason.
     log : str
-        What its operators said.
+        The log of the operators.
     """
 
     kills: tuple[Kill, ...]
@@ -177,18 +176,18 @@ class Life:
 
 
 class Lifetime:
-    """Runs one life of a job.
+    """Runs the life of one job, and kills its operators as the test case requires.
 
     Parameters
     ----------
     life : Life
-        The life.
+        The test case, which also receives the results.
     namespace : Namespace
-        Its own.
+        The namespace of the life.
     kubeconfig : Path
-        The operator's.
+        The operator's kubeconfig.
     folder : Path
-        Where the operator's files go.
+        The folder of the operator's files.
     """
 
     def __init__(self, life: Life, namespace: Namespace, *, kubeconfig: Path, folder: Path) -> None:
@@ -197,11 +196,11 @@ class Lifetime:
         self._proxy: FaultProxy = proxy_for(kubeconfig)
         self._kubeconfig = kubeconfig
         self._folder = folder
-        self._written: Counter[tuple[str, str]] = Counter()  # the calls that were, or are, carried out
+        self._written: Counter[tuple[str, str]] = Counter()  # the writes in progress or successful
         self._watched, self._killed = asyncio.Event(), asyncio.Event()
 
     async def run(self) -> None:
-        """Run the life, from the operator's first call to the job's last."""
+        """Run the whole life of the job."""
         self._proxy.on_call, self._proxy.on_answer = self._on_call, self._on_answer
         async with self._proxy.running() as proxy:
             self._operator = ForkedOperator(
@@ -245,7 +244,7 @@ class Lifetime:
             self._life.told[event["reason"]] += event["count"]
 
     async def _until_watched(self) -> None:
-        """Wait until an operator has begun to watch jobs, the last part of its start-up."""
+        """Wait until an operator watches jobs, which completes its start-up."""
         try:
             async with asyncio.timeout(WAIT_SECONDS):
                 await self._watched.wait()
@@ -253,7 +252,7 @@ class Lifetime:
             raise AssertionError(f"no watch on jobs within {WAIT_SECONDS:g} s") from None
 
     async def _replace(self) -> None:
-        """Start another operator whenever one has been killed."""
+        """Start a new operator whenever one has been killed."""
         while True:
             await self._killed.wait()
             self._killed.clear()
@@ -293,7 +292,7 @@ class Lifetime:
         for kill in [kill for kill, at in self._life.killed.items() if at is call and kill.carried_out]:
             if refused:
                 del self._life.killed[kill]
-            elif not self._proxy.dead:  # else the operator was killed at another call meanwhile
+            elif not self._proxy.dead:  # otherwise another call has already killed the operator
                 self._die()
 
     def _die(self) -> None:
@@ -303,7 +302,7 @@ class Lifetime:
 
 
 def _has_ended(seen: Story) -> bool:
-    """Return whether all pods are gone and the status reflects this."""
+    """Return whether all pods are gone and the status shows this."""
     active = sum(role["active"] for role in seen.status.get("roles", ()))
     return not (seen.pods or seen.services or active)
 

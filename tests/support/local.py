@@ -1,4 +1,4 @@
-"""Helpers for tests of local runs: jobs of small scripts, runs as real processes, and remaining processes."""
+"""Helpers for tests of local runs: small jobs, runs in real processes, and checks for survivors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MARK = "LOCAL_RUN_MARK"
 
-# A parameter server without torch: it listens, and ends when it finds `done` in the run's folder.
+# A parameter server without torch, which listens and ends once the run's folder contains `done`.
 SERVER = """
 import os, pathlib, socket, time
 host, port = os.environ["PADDLE_CURRENT_IP"], int(os.environ["PADDLE_PORT"])
@@ -38,15 +38,15 @@ while not pathlib.Path("done").exists():
     time.sleep(0.02)
 """
 
-# The last of all trainers lets the servers end: one that ends before a trainer has begun to run has failed.
+# Only the last trainer lets the servers end, because a server that ends before all trainers run has failed.
 DONE = (
     "import os, pathlib; pathlib.Path('done-' + os.environ['PADDLE_TRAINER_ID']).touch();"
     "len(list(pathlib.Path().glob('done-*'))) == int(os.environ['PADDLE_TRAINERS_NUM'])"
     " and pathlib.Path('done').touch()"
 )
 
-# A main process that leaves nothing undone to escape: a child, a double fork in a session of its own, and a
-# grandchild that ignores SIGTERM.
+# A main process whose descendants try to escape: a child, a double fork in a new session, and a grandchild
+# that ignores SIGTERM.
 GRANDCHILDREN = """
 import os, pathlib, signal, time
 def nap():
@@ -70,7 +70,7 @@ time.sleep(300)
 
 
 class Lines:
-    """A display that stores the lines shown."""
+    """A display that stores the lines that it is given."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -83,11 +83,11 @@ class Lines:
         yield
 
     def refresh(self) -> None:
-        """Do nothing."""
+        """Do nothing, because there is nothing to redraw."""
 
 
 def survivors(mark: str) -> list[int]:
-    """Return the living processes that were started with `mark` in their environment."""
+    """Return the ids of running processes that have `mark` in their environment."""
     wanted = f"{MARK}={mark}".encode()
     found = []
     for entry in Path("/proc").iterdir():
@@ -113,7 +113,7 @@ def job_manifest(
     env: list[dict[str, Any]] | None = None,
     **spec: Any,
 ) -> dict[str, Any]:
-    """Return a job whose replicas run Python code; without `server`, it is a collective job."""
+    """Return a job whose replicas run the given Python code; without `server`, it is collective."""
 
     def template(source: str) -> dict[str, Any]:
         command = ["python", "-c", source]
@@ -133,9 +133,9 @@ def job_manifest(
 
 
 def forked(job: dict[str, Any]) -> dict[str, Any]:
-    """Have a job's Python programs forked from one that has imported torch; return the job.
+    """Return a job whose Python programs are forked from a process that has imported torch.
 
-    For what a job does, not for how its processes start and end.
+    Use this to test what a job does, not how its processes start and end.
     """
     environ = relay()
     spec = job["spec"]
@@ -146,14 +146,14 @@ def forked(job: dict[str, Any]) -> dict[str, Any]:
                 *({"name": name, "value": value} for name, value in environ.items()),
             ]
             program, *arguments = container["command"]
-            if program == "python":  # a local run would take its own
+            if program == "python":  # otherwise a local run would use its own interpreter
                 container["command"] = [shutil.which(program, path=environ["PATH"]), *arguments]
     return job
 
 
 @dataclass
 class LocalRun:
-    """Runs ``fleetjob run`` on a manifest or a file, as a separate process in its own folder."""
+    """A run of ``fleetjob run`` as a separate process in its own folder."""
 
     folder: Path
     manifest: Mapping[str, Any] | Path
@@ -167,7 +167,7 @@ class LocalRun:
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / "pyproject.toml").touch()  # makes it the project, and so the working directory
+        (self.folder / "pyproject.toml").touch()  # marks the folder as the working directory
         if isinstance(self.manifest, Path):
             self.path = self.manifest
         else:
@@ -175,7 +175,7 @@ class LocalRun:
             self.path.write_text(yaml.safe_dump(dict(self.manifest)))
         self.logs = self.folder / "logs"
         self.arguments = ["-f", str(self.path), "--log-dir", str(self.logs), *self.options]
-        if "--timeout" not in self.options:  # were the tests killed, the run would still end
+        if "--timeout" not in self.options:  # ends the run even if the tests are killed
             self.arguments += ["--timeout", "600"]
 
     def __enter__(self) -> Self:
@@ -199,28 +199,28 @@ class LocalRun:
 
     @property
     def stderr(self) -> str:
-        """The run's output on standard error so far."""
+        """The standard error of the run so far."""
         return (self.folder / "stderr").read_text()
 
     @property
     def stdout(self) -> str:
-        """The run's output on standard output so far."""
+        """The standard output of the run so far."""
         return (self.folder / "stdout").read_text()
 
     def wait(self, seconds: float = 100) -> int:
-        """Return the exit status."""
+        """Wait for the end of the run and return its exit status."""
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the run has not ended within {seconds} s:\n{self.stderr}") from None
 
     def result(self) -> dict[str, Any]:
-        """Return the JSON object on standard output."""
+        """Return the JSON object that the run has printed."""
         document: dict[str, Any] = json.loads(self.stdout)
         return document
 
     def says(self, text: str, seconds: float = 60) -> str:
-        """Wait for a line that contains `text`; return the line."""
+        """Wait for a line that contains `text`, and return the line."""
 
         def line() -> str | None:
             return next((line for line in self.stderr.splitlines() if text in line), None)
@@ -233,15 +233,15 @@ class LocalRun:
         return found
 
     def pid(self, replica: str, seconds: float = 60) -> int:
-        """Return the process id of a replica's latest life, once it has started."""
+        """Wait until a replica has started; return the id of its current process."""
         self.says(f"{replica} has started", seconds)
         lines = [line for line in self.stderr.splitlines() if f"{replica} has started" in line]
         return int(lines[-1].partition("process ")[2].partition(",")[0])
 
     def kill(self, replica: str, signum: int = signal.SIGKILL) -> None:
-        """Send a signal to a replica's main process."""
+        """Send a signal to the main process of a replica."""
         os.kill(program_of(self.pid(replica)), signum)
 
     def log(self, replica: str) -> str:
-        """Return a replica's output, without the headers of its lives."""
+        """Return the output of a replica, without the headers between its lives."""
         return without_times((self.logs / f"{replica}.log").read_text())

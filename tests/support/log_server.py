@@ -1,4 +1,4 @@
-"""An HTTP server that acts as the API server for a job, its pods and their logs."""
+"""An HTTP server that stands in for an API server with one job, its pods and their logs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ JOBS = "/apis/fleetjob.dev/v1alpha1/namespaces/default/fleetjobs"
 
 @dataclass
 class Reading:
-    """Collects logs as ``fleetjob logs`` prints them."""
+    """Collects the lines that ``fleetjob logs`` prints."""
 
     logs: Logs
     show: Callable[[LogLine], None]
@@ -43,7 +43,7 @@ class Reading:
 
 
 class LogServer:
-    """An API server with pods, a job and logs; each request for a pod's log gets the next prepared answer."""
+    """A fake API server; each request for a pod's log gets the next prepared answer."""
 
     def __init__(self) -> None:
         self.version = 1
@@ -83,7 +83,7 @@ class LogServer:
         role: str = "trainer",
         waiting: tuple[str, ...] = (),
     ) -> None:
-        """Add a pod and the answers to requests for its log; some containers may not have started."""
+        """Add a pod and the answers to requests for its log."""
         name = f"digits-{role}-{index}"
         self.version += 1
         labels = {
@@ -175,7 +175,7 @@ class LogServer:
 
     @asynccontextmanager
     async def address(self) -> AsyncIterator[str]:
-        """Serve, and give the address."""
+        """Run the server within the block, and yield its address."""
         application = web.Application()
         application.router.add_get("/{path:.*}", self.answer)
         server = TestServer(application, host="127.0.0.1")
@@ -187,7 +187,7 @@ class LogServer:
 
     @asynccontextmanager
     async def kubeconfig(self, folder: Path) -> AsyncIterator[Path]:
-        """Serve, and give a kubeconfig that names the address."""
+        """Run the server within the block, and yield a kubeconfig with its address."""
         async with self.address() as address:
             document: dict[str, Any] = {"apiVersion": "v1", "kind": "Config", "current-context": "here"}
             document["clusters"] = [{"name": "here", "cluster": {"server": address}}]
@@ -199,7 +199,7 @@ class LogServer:
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[Session]:
-        """Serve, and give a session with this server."""
+        """Run the server within the block, and yield a client session with it."""
         async with self.address() as address, ApiClient(Connection(address)) as client:
             yield Session(client, address, "default")
 

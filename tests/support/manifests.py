@@ -1,4 +1,4 @@
-"""FleetJob manifests for tests: two basic ones, any field of which can be changed."""
+"""FleetJob manifests for tests: two basic ones, with functions to change any field."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def template(**spec: Any) -> Manifest:
 
 
 def manifest(name: str = "digits", pservers: int = 2, trainers: int = 2, **spec: Any) -> Manifest:
-    """Return the manifest of a parameter-server job, with additional fields in the spec."""
+    """Return the manifest of a parameter-server job; keyword arguments set fields of its spec."""
     return {
         "apiVersion": "fleetjob.dev/v1alpha1",
         "kind": "FleetJob",
@@ -41,14 +41,14 @@ def collective_manifest(name: str = "digits", trainers: int = 2, **spec: Any) ->
 
 
 def job(document: Manifest | None = None, **metadata: Any) -> FleetJob:
-    """Return a parsed job with a uid, as the API server would have given it."""
+    """Return a parsed job that has a uid, as from an API server."""
     document = copy.deepcopy(document or manifest())
     document["metadata"] |= {"uid": "11111111-1111-4111-8111-111111111111", **metadata}
     return parse_job(document)
 
 
 def at(path: str, value: Any, base: Manifest | None = None) -> Manifest:
-    """Return a manifest with the field at a path set; `...` removes the field."""
+    """Return a copy of a manifest with one field set, or removed if the value is `...`."""
     document = copy.deepcopy(base or manifest())
     *parents, last = [int(part) if part.isdigit() else part for part in path.split(".")]
     at: Any = document

@@ -1,6 +1,6 @@
-"""A later build of the operator: a copy of the current one with a few changed lines.
+"""A simulated later build of the operator: a copy of the current one with a few changed lines.
 
-The copy fails if a line is not found, so that a change of the package cannot make the two builds equal.
+Copying fails if a line is not found, so that a change of the package cannot make both builds equal.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 __all__ = ["NextBuild"]
 
 CHANGES = (
-    # It assigns ports from the end of a range.
+    # Ports are assigned from the end of a range.
     (
         "build/ports.py",
         "first=ports.first + place * width",
         "first=ports.last + 1 - (servers + job.most_trainers + place) * width",
     ),
-    # It writes more fields to the ledger, for the job and for each role.
+    # The ledger has more fields, for the job and for each role.
     ("api/ledger.py", "    queue_name: str | None", "    pace: int = 0\n    queue_name: str | None"),
     ("api/ledger.py", "    ports: PortBlocks | None", "    speed: int = 0\n    ports: PortBlocks | None"),
     (
@@ -38,7 +38,7 @@ CHANGES = (
         "                ports=own.ports,",
         "                ports=own.ports, speed=9,",
     ),
-    # It sets one more environment variable in replicas, and has one more field in the spec.
+    # Replicas get one more environment variable, and the spec has one more field.
     (
         "build/env.py",
         '        "FLEET_JOB_NAME": job.name,',
@@ -56,12 +56,12 @@ CHANGES = (
 
 
 class NextBuild:
-    """The later build of the operator.
+    """A copy of the operator that simulates a later build.
 
     Parameters
     ----------
     folder : Path
-        The folder in which it is made.
+        The folder for the copy.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -82,7 +82,7 @@ class NextBuild:
             file.write_text(text.replace(before, after))
 
     def definition(self) -> str:
-        """Return the later build's CustomResourceDefinition."""
+        """Return the CustomResourceDefinition of the later build."""
         done = subprocess.run(
             [sys.executable, "-m", "fleet_operator.api.crd"],
             env={**os.environ, "PYTHONPATH": str(self.path)},

@@ -1,4 +1,4 @@
-"""The operator as a separate process with only the permissions granted by the chart."""
+"""The operator as a separate process that has only the permissions granted by the chart."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ METRICS_READER = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.
 """A peer of a NetworkPolicy: the pods of another namespace, which may read the operator's metrics."""
 
 TESTS_OWN = (
-    "is being terminated",  # the namespace of a test that has ended
-    "exceeded quota",  # one test
-    "violates PodSecurity",  # another
+    "is being terminated",  # the namespace of a finished test
+    "exceeded quota",  # caused by one test
+    "violates PodSecurity",  # caused by another test
 )
 AWAY = ("Cannot connect to host", "Connection reset by peer", "Response payload is not completed")
 AWAY_SECONDS = 10.0
-"""How long an API server may refuse permitted requests after its start, because it has not read the roles."""
+"""The time after a start in which an API server may reject permitted requests, until it has read roles."""
 
 READY_SECONDS = 100.0
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -56,7 +56,7 @@ STOP_SECONDS = 30.0
 
 
 def install(control_plane: ControlPlane, features: Sequence[str] = ()) -> str:
-    """Create all objects of the chart except the CRD and the operator; return the operator's token."""
+    """Create the chart's objects other than the CRD and the Deployment; return the operator's token."""
     helm = assets.find(["helm"])["helm"]
     command = [
         str(helm),
@@ -93,9 +93,9 @@ def install(control_plane: ControlPlane, features: Sequence[str] = ()) -> str:
 
 
 def grant_lease(control_plane: ControlPlane, name: str, account: str = ACCOUNT) -> None:
-    """Allow a test's operator to use its own Lease, since the chart grants access only to the default one.
+    """Grant a test's operator access to its own Lease, because the chart covers only the default one.
 
-    The Lease is there, and free: where there is none, the first operator waits as long as one is valid.
+    The Lease already exists and is released: without one, the first operator would wait for a Lease duration.
     """
     rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}"
     leases = {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"]}
@@ -132,7 +132,7 @@ def grant_lease(control_plane: ControlPlane, name: str, account: str = ACCOUNT) 
 
 
 def _free_lease(name: str) -> Manifest:
-    """Return a released Lease, which an operator acquires immediately."""
+    """Return a released Lease, which an operator can acquire immediately."""
     return {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
@@ -142,11 +142,11 @@ def _free_lease(name: str) -> Manifest:
 
 
 def refusals(log: str) -> list[str]:
-    """Return the lines about missing permissions in an operator's log, except those that tests caused."""
+    """Return the lines of an operator's log that report missing permissions, except expected ones."""
     lacking: list[str] = []
     now = away = datetime.min.replace(tzinfo=UTC)
     for line in log.splitlines():
-        with contextlib.suppress(ValueError, IndexError):  # the second line of a message has no time
+        with contextlib.suppress(ValueError, IndexError):  # only the first line of a message has a time
             now = datetime.fromisoformat(line.split()[0])
         if any(sign in line for sign in AWAY):
             away = now
@@ -158,7 +158,7 @@ def refusals(log: str) -> list[str]:
 
 
 def _await_rights(control_plane: ControlPlane, binding: Manifest, role: Manifest) -> None:
-    """Wait until the API server applies new roles and bindings, which it learns through watches."""
+    """Wait until the API server enforces new roles and bindings."""
     rule = role["rules"][0]
     resource = ".".join(filter(None, (rule["resources"][0], rule["apiGroups"][0])))
     where = ["--all-namespaces"] if binding["kind"] == "ClusterRoleBinding" else ["-n", NAMESPACE]
@@ -172,13 +172,13 @@ def _await_rights(control_plane: ControlPlane, binding: Manifest, role: Manifest
 
 
 class Spawned(Protocol):
-    """The part of `subprocess.Popen`'s interface that is used here."""
+    """The part of `subprocess.Popen`'s interface that these tests use."""
 
     def poll(self) -> int | None:
         """Return the exit status, or None while the process is running."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the process to end; raise subprocess.TimeoutExpired if it does not end in time."""
+        """Wait for the end of the process; raise subprocess.TimeoutExpired after a timeout."""
 
     def send_signal(self, sig: int) -> None:
         """Send a signal to the process unless it has ended."""
@@ -188,14 +188,14 @@ class Spawned(Protocol):
 
 
 class OperatorProcess:
-    """An operator process.
+    """An operator that runs as a separate process.
 
     Parameters
     ----------
     folder : Path
-        Where its log goes.
+        The folder of the operator's log.
     kubeconfig : Path
-        Who it is.
+        The kubeconfig with the operator's identity.
     """
 
     def __init__(self, folder: Path, kubeconfig: Path, **environment: str) -> None:
@@ -208,7 +208,7 @@ class OperatorProcess:
             "FLEET_OPERATOR_HTTP_HOST": "127.0.0.1",
             "FLEET_OPERATOR_HTTP_PORT": str(self.port),
             "FLEET_OPERATOR_LOG_LEVEL": "debug",
-            "FLEET_OPERATOR_IDENTITY": f"test-{self.port}",  # the same after a restart, as a pod's is
+            "FLEET_OPERATOR_IDENTITY": f"test-{self.port}",  # stays the same after a restart, like a pod's
             **environment,
         }
         self.program: tuple[str, ...] = ("fleet_operator.startup",)
@@ -216,16 +216,16 @@ class OperatorProcess:
         self._process: Spawned | None = None
 
     def tell(self, **environment: str) -> None:
-        """Change the operator's settings for its next start."""
+        """Change the operator's settings for the next start."""
         self._environment |= environment
 
     @property
     def runs(self) -> bool:
-        """Whether its process was started and has not ended."""
+        """True if the process has been started and has not ended."""
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Start the operator and wait until it is ready."""
+        """Start the operator, and wait until it is ready."""
         self._process = self._spawn()
         self.until_ready()
 
@@ -240,7 +240,7 @@ class OperatorProcess:
             time.sleep(0.05)
 
     def get(self, path: str) -> str | None:
-        """Return the body of the operator's response, or None without a response or on an error."""
+        """Return the body of the operator's HTTP response; None on an error or without a response."""
         try:
             with _DIRECT.open(f"http://127.0.0.1:{self.port}{path}", timeout=STOP_SECONDS) as answer:
                 text: str = answer.read().decode()
@@ -249,26 +249,26 @@ class OperatorProcess:
             return None
 
     def leads(self) -> bool | None:
-        """Return whether the operator is the leader according to its metrics, or None without a response."""
+        """Return whether the operator's metrics show it as the leader; None without a response."""
         found = re.search(r"^fleet_operator_leader (\S+)", self.get("/metrics") or "", re.MULTILINE)
         return None if found is None else float(found[1]) == 1
 
     async def until_leading(self, *, holds: bool = True, seconds: float = READY_SECONDS) -> None:
-        """Wait until the operator reports that it is, or is not, the leader."""
+        """Wait until the operator's metrics show it as the leader or, if requested, as not leading."""
         async with asyncio.timeout(seconds):
             while await asyncio.to_thread(self.leads) is not holds:  # noqa: ASYNC110 there is only the asking
                 await asyncio.sleep(0.05)
 
     def kill(self) -> None:
-        """Kill the operator, as the kernel does if memory is short."""
+        """Kill the operator with SIGKILL, as the kernel does when memory runs out."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> int:
-        """Terminate the operator like the kubelet; return its exit status."""
+        """Terminate the operator as the kubelet does; return its exit status."""
         return self._end(signal.SIGTERM)
 
     def pause(self) -> None:
-        """Pause the operator's process, as on an overloaded machine."""
+        """Pause the operator's process, as if its machine were overloaded."""
         self._running.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -276,7 +276,7 @@ class OperatorProcess:
         self._running.send_signal(signal.SIGCONT)
 
     def tail(self) -> str:
-        """Return the end of the operator's log."""
+        """Return the last part of the operator's log."""
         return self.log.read_text(errors="replace")[-5000:]
 
     def _spawn(self) -> Spawned:

@@ -1,4 +1,4 @@
-"""Twenty steps of the optimizers of paddlepaddle 1.8.5, and fleet's optimizers with equal arguments."""
+"""Twenty steps of paddlepaddle 1.8.5's optimizers, and fleet's optimizers with the same arguments."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Parameter servers inside the test process: real sockets on loopback, one thread per server."""
+"""Parameter servers inside the test process, with real loopback sockets and one thread per server."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -26,32 +26,32 @@ from tests.support.processes import free_ports
 HOST = "127.0.0.1"
 QUICK = Settings(heartbeat_seconds=0.05, deadline_seconds=30.0)
 PATIENT = replace(QUICK, deadline_seconds=60.0)
-"""Of servers that outlive a test: on a busy machine it may be long until the next one's trainer joins."""
+"""For servers that outlive a test: on a busy machine, the next test's trainer may join late."""
 
 MakeOptimizer = Callable[[Any], torch.optim.Optimizer]
 
 
 def small_model() -> Any:
-    """Return a model with 12 blocks on two servers; some parameters are sliced, others are not."""
+    """Return a model with 12 blocks on two servers, in which only some parameters are sliced."""
     torch.manual_seed(0)
     layers = [torch.nn.Linear(20, 1000), torch.nn.Tanh(), torch.nn.Linear(1000, 10), torch.nn.Linear(10, 1)]
     return torch.nn.Sequential(*layers)
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:
-    """Return the optimizer of most tests."""
+    """Return the SGD optimizer that most tests use."""
     return torch.optim.SGD(parameters, lr=0.1)
 
 
 class JoiningTrainer:
-    """A trainer that joins the servers in `start` and acts as that trainer afterwards.
+    """A trainer that joins the servers in `start` and then has the methods of a joined trainer.
 
     Parameters
     ----------
     plan : TrainerPlan
-        Before it has joined.
+        The plan before joining.
     join : callable
-        Joins, and returns the trainer.
+        Joins the servers and returns the trainer.
     """
 
     def __init__(self, plan: TrainerPlan, join: Callable[[], Trainer]) -> None:
@@ -60,12 +60,12 @@ class JoiningTrainer:
         self._joined: Trainer | None = None
 
     def start(self) -> None:
-        """Join the servers and load their values."""
+        """Join the servers and load their values into the model."""
         self._joined = self._join()
         self.plan = self._joined.plan
 
     def close(self) -> None:
-        """End without completing, if it has joined."""
+        """Disconnect without completing, if the trainer has joined."""
         if self._joined is not None:
             self._joined.close()
 
@@ -76,7 +76,7 @@ class JoiningTrainer:
 
 @dataclass
 class RunningServer:
-    """A server and its serving thread."""
+    """A server and the thread in which it serves."""
 
     server: Server
     thread: threading.Thread
@@ -89,28 +89,28 @@ class RunningServer:
 
 
 class Loopback:
-    """A whole job in one process.
+    """A parameter-server job whose servers and trainers all run in this process.
 
     Parameters
     ----------
     servers, trainers : int
     optimizer : callable
-        Makes the optimizer from parameters.
+        Returns an optimizer of the given parameters.
     model : callable
-        Makes the model; called once per replica.
+        Returns the model; called once per replica.
     settings : Settings, optional
-        `QUICK` otherwise.
+        The default is `QUICK`.
     server_settings : Settings, optional
-        The servers', where they have others: those that give up a trainer soon, which is itself patient.
+        The servers' settings if different, such as a shorter deadline for lost trainers.
     grad_clip : ClipGradByValue, ClipGradByNorm or ClipGradByGlobalNorm, optional
     groups : callable
-        Gives what the optimizer is made of: the model's parameters, or param groups.
+        Returns the model's parameters or param groups, from which the optimizer is made.
     config : DistributeTranspilerConfig
-        Says the mode.
+        Selects the mode.
     mode : Mode, optional
-        One that the config cannot say.
+        A user-defined mode, which a config cannot select.
     key : bytes
-        The job's.
+        The job's key.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Loopback:
         self.trainers: list[JoiningTrainer] = []
 
     def transpile(self, trainer: int = 0, **changes: Any) -> tuple[DistributeTranspiler, Program]:
-        """Return the transpiler and program of a replica; `changes` make it differ from the others."""
+        """Return the transpiler and the program of a replica, built with the given changes."""
         model = changes.get("model", self._model)()
         optimizer = changes.get("optimizer", self._optimizer)(self._groups(model))
         program = Program.from_optimizer(optimizer, model, changes.get("grad_clip", self._grad_clip))
@@ -157,7 +157,7 @@ class Loopback:
         return transpiler, program
 
     def start_server(self, index: int, directory: Path | None = None) -> RunningServer:
-        """Start a server, from the checkpoint in a directory if given."""
+        """Start a server, from a checkpoint if a directory is given."""
         transpiler, program = self.transpile()
         plan = in_pieces(
             server_plan(transpiler.get_pserver_program(self.endpoints[index])), self.server_settings
@@ -191,7 +191,7 @@ class Loopback:
         job: Mapping[str, str] | None = None,
         **changes: Any,
     ) -> tuple[Any, Any, torch.optim.Optimizer]:
-        """Create a trainer that has not joined, with its module and the user's optimizer."""
+        """Return a trainer that has not joined, with its module and the user's optimizer."""
         transpiler, program = self.transpile(index, **changes)
         source = program.source
         assert source is not None
@@ -213,7 +213,7 @@ class Loopback:
         return trainer, source.module, source.optimizer
 
     def close(self) -> None:
-        """Stop everything that is still running."""
+        """Close all trainers and servers that are still running."""
         for trainer in self.trainers:
             trainer.close()
         for running in self.servers:
@@ -224,7 +224,7 @@ class Loopback:
 
 @contextmanager
 def loopback(directory: Path | None = None, **arguments: Any) -> Iterator[Loopback]:
-    """Yield a job whose servers are running, from a checkpoint if given; stop it after the block."""
+    """Yield a job whose servers are running; stop the job after the block."""
     made = Loopback(**arguments)
     try:
         for index in range(len(made.endpoints)):

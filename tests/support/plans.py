@@ -1,4 +1,4 @@
-"""Helpers for tests of plans: observed pods, plans as text, and a job that is planned repeatedly."""
+"""Helpers for tests of plans: observed pods, plans as text, and a job with repeated plans."""
 
 from __future__ import annotations
 
@@ -37,29 +37,29 @@ T0 = datetime(2026, 11, 21, 10, 0, 0, tzinfo=UTC)
 
 
 def at(seconds: float) -> datetime:
-    """Return the time that is the given number of seconds after the start of the test."""
+    """Return the time the given number of seconds after the start of the test."""
     return T0 + timedelta(seconds=seconds)
 
 
 def pod(role: Role, index: int, attempt: str = "0.0", **fields: Any) -> ObservedPod:
-    """Return a running pod of the job ``digits``, with the given fields."""
+    """Return a running pod of the job ``digits`` with the given fields."""
     name = f"digits-{role.value}-{index}"
     fields = {"phase": PodPhase.RUNNING, "container": "fleet", "uid": f"{name}@{attempt}"} | fields
     return ObservedPod(name=name, role=role, index=index, attempt=Attempt.parse(attempt), **fields)
 
 
 def pserver(index: int = 0, attempt: str = "0.0", **fields: Any) -> ObservedPod:
-    """Return a parameter server's pod that is running and ready."""
+    """Return a running, ready pod of a parameter server."""
     return pod(Role.PSERVER, index, attempt, **({"ready": True} | fields))
 
 
 def trainer(index: int = 0, attempt: str = "0.0", **fields: Any) -> ObservedPod:
-    """Return a trainer's pod that is running."""
+    """Return a running pod of a trainer."""
     return pod(Role.TRAINER, index, attempt, **fields)
 
 
 def ended(pod: ObservedPod, exit_code: int | None = 0, **fields: Any) -> ObservedPod:
-    """Return a pod whose main container has ended with the given exit code."""
+    """Return a pod whose main container has ended with an exit code."""
     phase = PodPhase.SUCCEEDED if exit_code == 0 else PodPhase.FAILED
     reason = {0: "Completed", None: None}.get(exit_code, "Error")
     return replace(
@@ -68,12 +68,12 @@ def ended(pod: ObservedPod, exit_code: int | None = 0, **fields: Any) -> Observe
 
 
 def pending(pod: ObservedPod, reason: str | None = None, message: str | None = None) -> ObservedPod:
-    """Return a pod that is not running yet, with the reason."""
+    """Return a pod that is not running yet, with the given reason."""
     return replace(pod, phase=PodPhase.PENDING, ready=False, reason=reason, message=message)
 
 
 def describe(decided: Plan) -> list[str]:
-    """Return a plan as text, one line for each part."""
+    """Return a plan as text, one line per part."""
     status = decided.status
     counts = (
         f"pservers {status.columns.pservers} trainers {status.columns.trainers}"
@@ -112,10 +112,10 @@ def _describe_action(action: Action) -> str:
 
 
 class Story:
-    """A job whose status is passed from one plan to the next, as in the engine.
+    """A job whose status is carried from one plan to the next, as the engine does.
 
-    Each plan is made twice: with the status written and nothing else changed, the second must ask for the
-    same actions and have nothing new to say.
+    Each plan is made twice: once the status is written and nothing else has changed, the second plan must
+    contain the same actions and no new events.
     """
 
     def __init__(self, document: dict[str, Any] | None = None, **spec: Any) -> None:
@@ -125,7 +125,7 @@ class Story:
         self.plan = Plan(self.job.status)
 
     def sees(self, *pods: ObservedPod, after: float = 0, service: bool = True, **observed: Any) -> list[str]:
-        """Plan the job with the given pods; return the plan as text."""
+        """Plan the job for the given pods; return the plan as text."""
         seen = Observed(pods, service, **{"unserved": NO_POLICIES, **observed})
         hosts, now = ClusterHosts(self.job), at(after)
         self.plan = plan(self.job, seen, now, hosts)
@@ -135,14 +135,14 @@ class Story:
         return describe(self.plan)
 
     def scale(self, trainers: int) -> None:
-        """Change the number of trainers, like a person or an autoscaler."""
+        """Change the number of trainers, as a user or an autoscaler would."""
         trainer = self.job.spec.trainer.model_copy(update={"replicas": trainers})
         metadata = self.job.metadata.model_copy(update={"generation": self.job.metadata.generation + 1})
         spec = self.job.spec.model_copy(update={"trainer": trainer})
         self.job = self.job.model_copy(update={"spec": spec, "metadata": metadata})
 
     def label(self, **labels: str) -> None:
-        """Change the job's labels, which leaves its spec unchanged."""
+        """Change the job's labels but not its spec."""
         metadata = self.job.metadata.model_copy(update={"labels": labels})
         self.job = self.job.model_copy(update={"metadata": metadata})
 

@@ -1,4 +1,4 @@
-"""Pods as the operator builds them, and the parts that tests check."""
+"""Pods as the operator builds them, and access to the parts that tests check."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ Manifest = dict[str, Any]
 
 
 def template(*containers: Manifest, metadata: Manifest | None = None, **spec: Any) -> Manifest:
-    """Return a pod template with the given containers, by default named `fleet` and with its image."""
+    """Return a pod template with the given containers, which by default have fleet's name and image."""
     filled = [{"name": "fleet", "image": "example.com/trainer:1"} | each for each in containers or ({},)]
     return {"spec": {"containers": filled, **spec}} | ({"metadata": metadata} if metadata else {})
 
 
 def pod_of(role: Role = Role.TRAINER, document: Manifest | None = None, **spec: Any) -> Manifest:
-    """Build the first pod of a role, for `document` or for the default job with additional fields."""
+    """Return the first pod of a role, for `document` or for the default job with extra fields."""
     job = jobs.job(document or jobs.manifest(**spec))
     return build_pod(job, role, 0, Attempt(), ClusterHosts(job))
 
 
 def main_of(pod: Manifest) -> Manifest:
-    """Return a pod's first container, which is the main one unless another is named `fleet`."""
+    """Return the main container of a pod, which is the first one in these tests."""
     main: Manifest = pod["spec"]["containers"][0]
     return main
 
 
 def env_of(container: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return a container's environment; variables with a source have no value yet."""
+    """Return a container's environment variables; those with a source have no value."""
     return {each["name"]: each.get("value") for each in container["env"]}

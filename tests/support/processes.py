@@ -1,4 +1,4 @@
-"""Helpers for tests with real processes: free ports, waiting with a deadline, liveness, and parents."""
+"""Helpers for tests with real processes: free ports, waits with a deadline, and process information."""
 
 import contextlib
 import functools
@@ -14,13 +14,13 @@ T = TypeVar("T")
 
 HOST = "127.0.0.1"
 CLAIMED = 200
-"""How many ports a test process has for itself, of which it listens on the first."""
+"""The number of ports that a test process reserves; it listens on the first of them."""
 PORTS = range(21000, 31000, CLAIMED)
-"""The first ones: below the range for outgoing connections."""
+"""The first ports of the ranges, which are below the ports of outgoing connections."""
 
 
 def wait_for(probe: Callable[[], T], what: str, *, seconds: float = 60.0) -> T:
-    """Return the first true value of `probe`; on a timeout, fail with a message that names the condition."""
+    """Wait until `probe` returns a true value, and return it; fail after a timeout."""
     deadline = time.monotonic() + seconds
     while not (value := probe()):
         if time.monotonic() > deadline:
@@ -30,7 +30,7 @@ def wait_for(probe: Callable[[], T], what: str, *, seconds: float = 60.0) -> T:
 
 
 def alive(pid: int) -> bool:
-    """Return whether a process is running; a zombie is not."""
+    """Return whether a process is running and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
     except (FileNotFoundError, ProcessLookupError):
@@ -38,29 +38,29 @@ def alive(pid: int) -> bool:
 
 
 def parent(pid: int) -> int:
-    """Return the id of a process's parent."""
+    """Return the id of the parent of a process."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def name_of(pid: int) -> str:
-    """Return the name by which pgrep and pkill find a process."""
+    """Return the process name that pgrep and pkill use."""
     return Path(f"/proc/{pid}/comm").read_text().strip()
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the CPU time of a process and its threads."""
+    """Return the CPU time of a process, including all its threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def free_ports(count: int, host: str = HOST) -> list[int]:
-    """Return consecutive free ports, from the range that this process has claimed."""
+    """Return consecutive free ports from a range that this process has reserved."""
     _, claimed = _claim()
     for first in range(claimed + 1, claimed + CLAIMED - count + 1, count):
         sockets: list[socket.socket] = []
         try:
             for port in range(first, first + count):
-                sockets.append(socket.create_server((host, port)))  # noqa: PERF401 (to be closed after a failure)
+                sockets.append(socket.create_server((host, port)))  # noqa: PERF401 (closed after a failure)
         except OSError:
             continue
         finally:
@@ -72,7 +72,7 @@ def free_ports(count: int, host: str = HOST) -> list[int]:
 
 @functools.cache
 def _claim() -> tuple[socket.socket, int]:
-    """Claim the ports of this test process by listening on the first of them."""
+    """Reserve a range of ports for this process by listening on the first port."""
     for first in PORTS:
         with contextlib.suppress(OSError):
             return socket.create_server((HOST, first)), first
@@ -80,10 +80,10 @@ def _claim() -> tuple[socket.socket, int]:
 
 
 def let_programs_heed_signals() -> None:
-    """Reset SIGHUP and SIGINT in programs started by tests, if this process ignores these signals.
+    """Reset SIGHUP and SIGINT in programs that tests start, if this process ignores the signals.
 
-    nohup makes a process ignore SIGHUP, and a shell makes one in its background ignore SIGINT. Programs
-    inherit what is ignored, but no handler.
+    nohup makes a process ignore SIGHUP, and a shell makes background processes ignore SIGINT. Programs
+    inherit ignored signals, but not handlers.
     """
     for number in (signal.SIGHUP, signal.SIGINT):
         if signal.getsignal(number) is signal.SIG_IGN:

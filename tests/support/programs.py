@@ -1,4 +1,4 @@
-"""Modules and programs for tests that have named parameters but no computation."""
+"""Modules and programs with named parameters but without computation."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ Shapes = Mapping[str, Sequence[int]]
 
 
 class Parameters(torch.nn.Module):
-    """A module with parameters and no computation."""
+    """A module that has parameters but does not compute."""
 
     def __init__(self, shapes: Shapes) -> None:
         super().__init__()
@@ -21,7 +21,7 @@ class Parameters(torch.nn.Module):
 
 
 def never(model: torch.nn.Module, x: Any, y: Any) -> Any:
-    """Stand in for a loss function that capture must not call."""
+    """Stand in for a loss function that must not be called during capture."""
     raise AssertionError("capture ran the model")
 
 
@@ -31,7 +31,7 @@ def captured(
     grad_clip: GradClip | None = None,
     **options: Any,
 ) -> Program:
-    """Capture a program with parameters of the given shapes; by default two, one of which is sliced."""
+    """Return a captured program with parameters of the given shapes."""
     module = Parameters(shapes if shapes is not None else {"w": (400, 100), "b": (100,)})
     optimizer_class = getattr(torch.optim, optimizer)
     made = optimizer_class(module.parameters(), **{"lr": 0.1, **options})

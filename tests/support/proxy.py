@@ -1,6 +1,6 @@
-"""A network between trainers and the servers' data ports that fails as tests specify.
+"""A fault-injecting network between trainers and the servers' data ports.
 
-It reads frames, so that a connection ends exactly at a boundary of messages, or inside of one.
+The network parses frames, so that it can end a connection exactly between two frames or inside one.
 """
 
 import contextlib
@@ -24,32 +24,32 @@ HOST = "127.0.0.1"
 
 
 class Fate(enum.Enum):
-    """The fate of a frame and of its connection."""
+    """What happens to a frame and to its connection."""
 
     PASS = "pass"
     CUT_BEFORE = "cut before"
     CUT_AFTER = "cut after"
     CUT_WITHIN = "cut within"
     SWALLOW = "swallow"
-    """From here on nothing arrives in either direction, and nobody is told."""
+    """From this frame on, all data in both directions is dropped without an error."""
 
 
 @dataclass(frozen=True)
 class Passing:
-    """A frame in transit.
+    """A frame in transit through the proxy.
 
     Attributes
     ----------
     server : int
-        Its data port's index among those that were dialled.
+        The index of the server's data port, in the order of the first connections.
     trainer, step : int
     side : Side
-        Who sends it.
+        The sender of the frame.
     kind : Kind
     nth : int
-        How many frames of this kind have come before on this line, in this direction.
+        The number of earlier frames of this kind between the two, in this direction.
     connection : int
-        How many connections of this trainer with this server came before.
+        The number of earlier connections of this trainer to this server.
     """
 
     server: int
@@ -62,12 +62,12 @@ class Passing:
 
 
 class Proxy:
-    """Relays frames between trainers and servers of this process.
+    """A proxy that relays frames between trainers and servers of this process.
 
     Parameters
     ----------
     decide : callable
-        Says what becomes of each frame; called by the threads of all connections.
+        Returns the fate of each frame; called in the threads of all connections.
     """
 
     def __init__(self, decide: Callable[[Passing], Fate]) -> None:
@@ -81,7 +81,7 @@ class Proxy:
     def dial(
         self, host: str, port: int, *, timeout_seconds: float, buffer_bytes: int | None
     ) -> socket.socket:
-        """Connect to a server through this proxy; replaces the trainers' function."""
+        """Connect to a server through this proxy, in place of the trainers' own function."""
         del buffer_bytes
         far = socket.create_connection((host, port), timeout=timeout_seconds)
         far.settimeout(None)
@@ -92,7 +92,7 @@ class Proxy:
         return near
 
     def dial_here(self, name: str, *, timeout_seconds: float, buffer_bytes: int | None) -> socket.socket:
-        """Connect to a local server through this proxy, which also relays descriptors."""
+        """Connect to a server on this host through this proxy, which also relays file descriptors."""
         far = dial_here(name, timeout_seconds=timeout_seconds, buffer_bytes=buffer_bytes)
         far.settimeout(None)
         near, middle = socket.socketpair(socket.AF_UNIX)
@@ -114,7 +114,7 @@ class Proxy:
             thread.start()
 
     def close(self) -> None:
-        """Close every connection."""
+        """Close all connections."""
         for each in self._sockets:
             hang_up(each)
         for thread in self._threads:
@@ -172,7 +172,7 @@ class Proxy:
 
 @contextmanager
 def proxied(monkeypatch: Any, decide: Callable[[Passing], Fate]) -> Iterator[Proxy]:
-    """Route this process's trainers to their servers through a proxy, over TCP and on this host."""
+    """Route this process's trainers through a proxy, over TCP and within this host."""
     proxy = Proxy(decide)
     monkeypatch.setattr(server_connection, "dial", proxy.dial)
     monkeypatch.setattr(server_connection, "dial_here", proxy.dial_here)
@@ -183,7 +183,7 @@ def proxied(monkeypatch: Any, decide: Callable[[Passing], Fate]) -> Iterator[Pro
 
 
 class Partition:
-    """A network that can silently drop all data and control messages for a while."""
+    """A network that can be partitioned: it then silently drops data and control messages."""
 
     def __init__(self) -> None:
         self._whole = threading.Event()
@@ -193,11 +193,11 @@ class Partition:
         self._threads: list[threading.Thread] = []
 
     def cut(self) -> None:
-        """Stop relaying."""
+        """Stop relaying data in both directions."""
         self._whole.clear()
 
     def heal(self) -> None:
-        """Relay again, including data sent meanwhile."""
+        """Resume relaying, including the data that was sent in between."""
         self._whole.set()
 
     def dial(
@@ -208,13 +208,13 @@ class Partition:
         return socket.create_connection(self._listen(host, port), timeout=timeout_seconds)
 
     def control(self, endpoint: str, *arguments: Any) -> ControlClient:
-        """Open a control channel through this network."""
+        """Open a control channel to a server through this network."""
         host, _, port = endpoint.rpartition(":")
         near = self._listen(host, int(port))
         return ControlClient(f"{near[0]}:{near[1]}", *arguments)
 
     def close(self) -> None:
-        """Close every connection."""
+        """Close all connections."""
         self.heal()
         for each in (*self._listeners, *self._sockets):
             hang_up(each)
@@ -258,7 +258,7 @@ class Partition:
 
 @contextmanager
 def partition(monkeypatch: Any) -> Iterator[Partition]:
-    """Route this process's trainers to their servers through a network that can be cut."""
+    """Route this process's trainers through a network that can be partitioned."""
     network = Partition()
     monkeypatch.setattr(server_connection, "dial", network.dial)
     monkeypatch.setattr(session, "ControlClient", network.control)

@@ -1,4 +1,4 @@
-"""The recipes in the documentation: named code blocks, for tests that run them."""
+"""Recipes from the documentation: named code blocks, for tests that run them."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ BLOCK = re.compile(r"^<!-- run: (\S+) -->\n```\w+\n(.*?)^```$", re.MULTILINE | r
 
 
 def recipes() -> dict[str, str]:
-    """Return a page's blocks by name."""
+    """Return the recipes on a page by name."""
     return dict(BLOCK.findall(PAGE.read_text()))
 
 
 def written(folder: Path, name: str, **replaced: str) -> Path:
-    """Write a recipe to a folder, as a user would copy it; return the path.
+    """Write a recipe to a file in a folder, as a user would copy it; return the path.
 
     Parameters
     ----------
     folder : Path
-        Made if it is missing.
+        The folder, which is created if it does not exist.
     name : str
-        Of the block, and of the file.
+        The name of the block and of the file.
     **replaced : str
-        What stands elsewhere in the copy, by what is there on the page, without its suffix.
+        Module names to replace in the copy: the name on the page, and the new one, without ``.py``.
     """
     folder.mkdir(parents=True, exist_ok=True)
     text = recipes()[name]

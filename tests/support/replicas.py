@@ -1,4 +1,4 @@
-"""A parameter-server job as real processes on loopback, none of which outlives the test."""
+"""A parameter-server job as real loopback processes, none of which outlives its test."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ HOST = "127.0.0.1"
 
 @dataclass
 class Replica:
-    """A process of the job and its output."""
+    """A process of a job, and its output."""
 
     name: str
     process: ForkedPython
@@ -28,25 +28,25 @@ class Replica:
 
     @property
     def output(self) -> str:
-        """The output so far on stdout and stderr."""
+        """The combined stdout and stderr so far."""
         return self.log.read_text(errors="replace")
 
     def wait(self, seconds: float = 60.0) -> int:
-        """Return the exit status."""
+        """Wait for the end of the process and return its exit status."""
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"{self.name} still runs after {seconds:g} s:\n{self.output}") from None
 
     def expect(self, status: int, *words: str, seconds: float = 60.0) -> None:
-        """Wait for the end; check the exit status and that the output contains some text."""
+        """Wait for the end of the process; check its exit status and that its output contains the texts."""
         found = self.wait(seconds)
         assert found == status, f"{self.name} ended with {found}, expected {status}:\n{self.output}"
         for word in words:
             assert word in self.output, f"{self.name} does not say {word!r}:\n{self.output}"
 
     def wait_for_output(self, pattern: str, seconds: float = 60.0) -> re.Match[str]:
-        """Return a pattern's first match in the output; the process may still be running."""
+        """Wait for a pattern in the output and return its first match."""
 
         def look() -> re.Match[str] | None:
             ended = self.process.poll() is not None
@@ -59,25 +59,25 @@ class Replica:
         return match
 
     def kill(self) -> None:
-        """Kill the process with SIGKILL, but not its children."""
+        """Kill the process, but not its children, with SIGKILL."""
         self.process.kill()
         self.process.wait()
 
 
 @dataclass
 class Job:
-    """The processes of a job.
+    """A parameter-server job of real processes.
 
     Parameters
     ----------
     directory : Path
-        For the logs.
+        The folder of the logs.
     servers, trainers : int
-        How many the job has, whether started or not.
+        The size of the job, whether its replicas are started or not.
     environ : mapping
-        For all replicas, beside their roles.
+        Further environment variables of all replicas.
     rounds : int
-        For how many jobs in turn the servers need ports; those of the later ones follow the first one's.
+        The number of successive jobs for which the servers need ports; each job has the next ports.
     """
 
     directory: Path
@@ -92,17 +92,17 @@ class Job:
         self.endpoints = [f"{HOST}:{port}" for port in ports[: self.servers]]
 
     def server(self, index: int, script: Path, *arguments: str, **environ: str) -> Replica:
-        """Start a parameter server."""
+        """Start one parameter server."""
         role = {"TRAINING_ROLE": "PSERVER", "PADDLE_PORT": self.endpoints[index].rpartition(":")[2]}
         return self._start(f"pserver-{index}", script, arguments, role | environ)
 
     def trainer(self, index: int, script: Path, *arguments: str, **environ: str) -> Replica:
-        """Start a trainer."""
+        """Start one trainer."""
         role = {"TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": str(index)}
         return self._start(f"trainer-{index}", script, arguments, role | environ)
 
     def start(self, script: Path, *arguments: str) -> tuple[list[Replica], list[Replica]]:
-        """Start every replica; return the servers and the trainers."""
+        """Start all replicas; return the servers and the trainers."""
         servers = [self.server(index, script, *arguments) for index in range(self.servers)]
         trainers = [self.trainer(index, script, *arguments) for index in range(self.trainers)]
         return servers, trainers
@@ -120,7 +120,7 @@ class Job:
         wait_for(look, f"parameter server {index} at {self.endpoints[index]}", seconds=seconds)
 
     def close(self) -> None:
-        """Kill all running processes, including children."""
+        """Kill all processes that are still running, including children."""
         for replica in self.replicas:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(replica.process.pid, signal.SIGKILL)
@@ -153,7 +153,7 @@ class Job:
 
 @contextmanager
 def job(directory: Path, servers: int, trainers: int, rounds: int = 1, **environ: str) -> Iterator[Job]:
-    """Yield a job whose processes end with the block."""
+    """Yield a job whose processes are killed after the block."""
     made = Job(directory, servers, trainers, environ, rounds)
     try:
         yield made

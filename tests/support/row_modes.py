@@ -1,4 +1,4 @@
-"""Tables on one server without sockets: what trainers send, and the rows that they see."""
+"""Tables on one server without sockets: gradients that trainers send, and rows that they see."""
 
 from dataclasses import replace
 from typing import Any
@@ -22,22 +22,22 @@ RATE_OF_ONE: HyperParameters = ({"lr": 1.0},)
 
 
 def gradient(values: dict[int, float]) -> RowGradients:
-    """Return a gradient of rows with one number each."""
+    """Return a row gradient, given one number per row."""
     ids = np.array(sorted(values), dtype=np.int64)
     return RowGradients(ids, torch.tensor([[values[int(each)]] for each in ids]).reshape(len(ids), 1))
 
 
 class Tables:
-    """A table of single-number rows that start at 0; updates subtract gradients from them.
+    """The server half of a mode with tables whose rows are single numbers that start at 0.
 
     Parameters
     ----------
     mode : Mode
     num_trainers : int
     held : bool
-        Whether trainers hold the table too, and so are told of the rows that have changed.
+        True if trainers keep copies of the table, and therefore receive changed rows.
     number : int
-        How many tables there are, all of this kind; what is sent and read is the first one's.
+        The number of equal tables; only the first is updated and read.
     """
 
     def __init__(self, mode: Mode, num_trainers: int = 2, *, held: bool = False, number: int = 1) -> None:
@@ -55,19 +55,19 @@ class Tables:
     def send(
         self, trainer: int, step: int, values: dict[int, float], hyper: HyperParameters = RATE_OF_ONE
     ) -> list[Answer]:
-        """Begin a trainer's step, unless it has begun, and send its gradient."""
+        """Send a trainer's gradient, beginning its step if necessary; return the answers."""
         self.half.begin(trainer, step, hyper)
         answers = self.half.row_gradient(trainer, 0, step, gradient(values))
         return [*answers, *self.half.advance(0, of_table=True)]
 
     def told(self, trainer: int, step: int, values: dict[int, float]) -> dict[int, float]:
-        """Send a trainer's gradient; return the rows that it receives in reply."""
+        """Send a trainer's gradient; return the rows in the server's reply."""
         (answer,) = self.send(trainer, step, values)
         assert answer.value is not None
         ids, rows = read_row_gradient(memoryview(answer.value), 1)
         return dict(zip(ids.tolist(), rows[:, 0].tolist(), strict=True))
 
     def rows(self, trainer: int, step: int, *ids: int) -> list[float]:
-        """Return the rows that a trainer sees in a look-up at a step."""
+        """Return the rows that a trainer's look-up returns at a step."""
         found: list[float] = self.half.look_up(trainer, 0, step, np.array(ids))[:, 0].tolist()
         return found

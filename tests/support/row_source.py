@@ -1,4 +1,4 @@
-"""Table rows without parameter servers."""
+"""A source of table rows that needs no parameter servers."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ __all__ = ["RowSource"]
 
 
 class RowSource:
-    """Rows of a weight, or rows whose values are their ids; stores the gradients."""
+    """A source that serves the rows of a weight, or rows whose values are their ids."""
 
     def __init__(self, weight: torch.Tensor | None = None) -> None:
         self.weight = weight
@@ -17,16 +17,16 @@ class RowSource:
         self.kept: list[Any] = []
 
     def fetch(self, name: str, ids: Any) -> torch.Tensor:
-        """Record the requested ids."""
+        """Record the requested ids and return their rows."""
         self.asked.append(ids.tolist())
         if self.weight is not None:
             return self.weight[torch.from_numpy(ids)]
         return torch.from_numpy(ids).float()[:, None].repeat(1, 2)
 
     def prefetch(self, name: str, ids: Any) -> None:
-        """Record the prefetched ids."""
+        """Record the ids of a prefetch request."""
         self.ahead.append(ids.tolist())
 
     def touched(self, name: str, touched: Any) -> None:
-        """Store the rows that have a gradient."""
+        """Store a row gradient."""
         self.kept.append(touched)

@@ -1,4 +1,4 @@
-"""A cluster on an in-memory API server, with one job, for tests of its reads and writes."""
+"""The operator's cluster view of an in-memory API server that has one job."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SERVICE = f"{SERVICES}/digits"
 
 
 class SeenCluster:
-    """The operator's view of an in-memory API server, its notifications, and a clock that tests advance."""
+    """The operator's view of an in-memory API server, with a clock that tests advance."""
 
     def __init__(self, api: FakeApi, features: tuple[str, ...] = ()) -> None:
         self.api = api
@@ -51,7 +51,7 @@ class SeenCluster:
         self.changed.set()
 
     async def until(self, probe: Callable[[], object]) -> None:
-        """Wait up to ten seconds for a condition to become true."""
+        """Wait until a condition is true, for at most ten seconds."""
         async with asyncio.timeout(10):
             while not probe():
                 self.changed.clear()
@@ -59,38 +59,38 @@ class SeenCluster:
 
     @property
     def job(self) -> FleetJob:
-        """The job as the operator knows it."""
+        """The job in the operator's view."""
         job = self.cluster.job(KEY)
         assert job is not None
         return job
 
     def observe(self) -> Observed:
-        """Return the job's objects as the operator knows them."""
+        """Return the objects of the job in the operator's view."""
         observed = self.cluster.observe(self.job)
         assert observed is not None
         return observed
 
     def pod(self, key: str | None = None, **metadata: Any) -> CreatePod:
-        """Return the action that creates the job's first trainer, with a key or other metadata."""
+        """Return the action that creates trainer 0's pod, with a key or other metadata."""
         built = build_pod(self.job, Role.TRAINER, 0, Attempt(), ClusterHosts(self.job), Start(key=key))
         return CreatePod(lambda: {**built, "metadata": {**built["metadata"], **metadata}})
 
     async def served(self) -> None:
-        """Wait until the additional objects of jobs have been listed."""
+        """Wait until the objects that belong to jobs have been listed."""
         await self.until(lambda: len([*self.view.extras(KEY.namespace)]) == 2)
 
     def taken(self, kind: str = "ADDED") -> None:
-        """Deliver the job like kopf."""
+        """Deliver the job to the operator's view, as kopf would."""
         self.view.jobs.take(kind, self.api.objects[JOB])
 
     def events(self) -> list[dict[str, Any]]:
-        """Return the Events that were posted."""
+        """Return the Events that have been posted."""
         return [each for path, each in self.api.objects.items() if "/events/" in path]
 
 
 @asynccontextmanager
 async def started(api: FakeApi) -> AsyncIterator[SeenCluster]:
-    """Yield a started view without optional features; close it afterwards."""
+    """Yield a started cluster view without optional features, and close it afterwards."""
     world = SeenCluster(api)
     await world.view.start()
     try:

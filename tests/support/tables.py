@@ -1,4 +1,4 @@
-"""Embedding tables on several servers, and updates of them."""
+"""Embedding tables that are distributed over several servers, and updates of their rows."""
 
 from collections.abc import Iterator
 
@@ -11,11 +11,11 @@ from fleet.tables.ids import SHARDS, Placement, shard_of
 from fleet.tables.rows import join, part
 
 CROWDED = (3, 90, 200)
-"""Virtual shards of three different servers, where there are as many."""
+"""Virtual shards that are on different servers if there are at least three servers."""
 
 
 def crowd(per_shard: int, shards: tuple[int, ...] = CROWDED, *, negative: bool = False) -> np.ndarray:
-    """Return the given number of ids from each of some shards."""
+    """Return the given number of ids from each of several shards."""
     ids = np.arange(-200_000, 0) if negative else np.arange(200_000)
     of = shard_of(ids)
     return np.sort(np.concatenate([ids[of == shard][:per_shard] for shard in shards]))
@@ -24,7 +24,7 @@ def crowd(per_shard: int, shards: tuple[int, ...] = CROWDED, *, negative: bool =
 def updates(
     ids: np.ndarray, steps: int, dimension: int, seed: int = 0
 ) -> Iterator[tuple[np.ndarray, Tensor, int]]:
-    """Yield updates (ids, gradient and step) of some ids; the first ids are the most frequent."""
+    """Yield updates, each with ids, a gradient and a step; some ids are much more frequent than others."""
     random = np.random.default_rng(seed)
     shuffled = random.permutation(ids)
     chances = 1.0 / np.arange(1, ids.size + 1)
@@ -36,7 +36,7 @@ def updates(
 
 
 class Servers:
-    """A table on several servers; an update reaches the servers that store one of its ids."""
+    """A table on several servers; each id's update goes to the server that stores the id."""
 
     def __init__(self, config: TableConfig, number: int) -> None:
         self.config = config
@@ -57,7 +57,7 @@ class Servers:
         return join([table.rows() for table in self.tables])
 
     def moved(self, number: int) -> "Servers":
-        """Return the same table on a different number of servers, loaded from these."""
+        """Return the table on a different number of servers, loaded from these servers."""
         saved, others = self.rows(), Servers(self.config, number)
         for server, table in enumerate(others.tables):
             table.load(
@@ -67,7 +67,7 @@ class Servers:
 
 
 def assert_equal(one: TableRows, other: TableRows) -> None:
-    """Check that rows, with their state and policies, are bitwise equal."""
+    """Check that two tables' rows, with their state and policies, are bitwise equal."""
     assert np.array_equal(one.ids, other.ids)
     assert torch.equal(one.values, other.values)
     for mine, theirs in ((one.state, other.state), (one.marks, other.marks)):

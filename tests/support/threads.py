@@ -1,4 +1,4 @@
-"""Concurrent calls in threads of the test process."""
+"""Helpers for concurrent calls in threads of the test process."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ __all__ = ["at_once", "one_torch_thread"]
 
 @contextmanager
 def one_torch_thread() -> Iterator[None]:
-    """Make torch compute in the calling thread only: results are bitwise equal, and the load is lower."""
+    """Make torch compute in the calling thread only, for reproducible results and a lower load."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -22,7 +22,7 @@ def one_torch_thread() -> Iterator[None]:
 
 
 def at_once(*calls: Callable[[], Any], seconds: float = 100.0) -> list[Any]:
-    """Run each call in its own thread; return the results, or raise the first error."""
+    """Run each call in its own thread; return all results or raise the first error."""
     results: list[Any] = [None] * len(calls)
     errors: list[BaseException] = []
 

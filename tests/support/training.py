@@ -1,7 +1,7 @@
-"""The same training twice: by trainers and servers in this process, and by one model alone.
+"""The same training by trainers and servers in this process, and by a single model.
 
-The one model does what a job must come to: gradients summed in the order of the trainers, scaled by one over
-their number, clipped, and one step of the optimizer.
+The single model computes the expected result of a job: gradients are summed in trainer order, divided by the
+number of trainers and clipped, before one step of the optimizer.
 """
 
 import threading
@@ -27,19 +27,19 @@ class Training:
     Attributes
     ----------
     model : callable
-        Makes the model, alike at every call.
+        Returns a model that is initialized identically in every call.
     optimizer : callable
-        Makes the optimizer from what `groups` gives.
+        Returns an optimizer of the result of `groups`.
     backward : callable
-        Called as ``backward(model, step, trainer, no_sync)``: leaves a trainer's gradients of a step.
+        Called as ``backward(model, step, trainer, no_sync)``; computes a trainer's gradients of a step.
     groups : callable
-        Gives parameters or param groups of a model.
+        Returns a model's parameters or param groups.
     scheduler : callable, optional
-        Makes a scheduler on an optimizer.
+        Returns a scheduler of an optimizer.
     metrics : tuple of float
-        What the scheduler's ``step`` is called with, step by step; empty where it takes nothing.
+        The argument of the scheduler's ``step`` in each step; empty if it takes none.
     steps : tuple of int
-        How many steps each trainer makes.
+        The number of steps of each trainer.
     """
 
     model: Callable[[], torch.nn.Module]
@@ -51,18 +51,18 @@ class Training:
     steps: tuple[int, ...] = (4, 4)
 
     def advance(self, scheduler: Any, step: int) -> None:
-        """Advance the scheduler, if any."""
+        """Advance the learning-rate scheduler, if any."""
         if scheduler is not None:
             scheduler.step(*self.metrics[step : step + 1])
 
 
 def values_of(model: torch.nn.Module) -> Values:
-    """Return a copy of a model's parameters."""
+    """Return copies of a model's parameters."""
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 
 def train_alone(training: Training, clip: Callable[[torch.nn.Module], Any] | None = None) -> Values:
-    """Train with one model."""
+    """Train one model without servers."""
     model = training.model()
     optimizer = training.optimizer(training.groups(model))
     scheduler = training.scheduler(optimizer) if training.scheduler is not None else None
@@ -90,12 +90,12 @@ def train_alone(training: Training, clip: Callable[[torch.nn.Module], Any] | Non
 def train_together(
     training: Training, servers: int = 2, *, cross_step: bool = False, **arguments: Any
 ) -> list[Values]:
-    """Train with the given number of servers, and a trainer for each entry of ``training.steps``.
+    """Train with parameter servers, and with one trainer for each entry of ``training.steps``.
 
     Returns
     -------
     list of mapping
-        What each trainer's model ends with.
+        The final parameters of each trainer's model.
     """
     with (
         one_torch_thread(),
@@ -114,7 +114,7 @@ def train_together(
 def _run(job: Loopback, training: Training, *, cross_step: bool) -> list[Values]:
     ended: dict[int, Values] = {}
     errors: list[BaseException] = []
-    # Not in the threads: two captures at once may wait in torch for each other's generator and the GIL.
+    # Not in the threads: concurrent captures may deadlock in torch, on a generator's lock and the GIL.
     made = [job.make_trainer(index, cross_step=cross_step) for index in range(len(training.steps))]
 
     def train(index: int) -> None:
@@ -151,12 +151,12 @@ def _run(job: Loopback, training: Training, *, cross_step: bool) -> list[Values]
 
 
 def never_minimized(loss_fn: Callable[..., Any]) -> None:
-    """Stand in for a function that these loops do not call."""
+    """Stand in for ``minimize``, which these loops never call."""
     raise AssertionError("minimize was called")
 
 
 def assert_same_bits(found: Values, expected: Values) -> None:
-    """Compare parameters bitwise, and name those that differ."""
+    """Check that two models' parameters are bitwise equal; the failure names those that differ."""
     assert found.keys() == expected.keys()
     differing = [name for name, value in expected.items() if not torch.equal(found[name], value)]
     assert not differing, f"other bits in {', '.join(differing)}"

@@ -1,4 +1,4 @@
-"""A proxy like those in corporate networks: it connects by HTTP CONNECT or SOCKS 5."""
+"""A proxy like those of corporate networks, for HTTP CONNECT and SOCKS 5."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ SOCKS = 5
 
 
 class Tunnel:
-    """A proxy that resolves every name to this machine.
+    """A proxy that resolves every host name to this machine.
 
-    `asked` are the addresses that its clients named, in their order.
+    `asked` contains the addresses that clients requested, in order.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Tunnel:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Tunnel]:
-        """Listen on a free port of the loopback interface."""
+        """Run the proxy on a free loopback port within the block."""
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
         try:
@@ -62,7 +62,7 @@ class Tunnel:
     async def _greet_socks(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> tuple[str, int]:
-        await reader.readexactly((await reader.readexactly(1))[0])  # how the client may prove who it is
+        await reader.readexactly((await reader.readexactly(1))[0])  # the client's authentication methods
         writer.write(bytes([SOCKS, 0]))
         *_, kind = await reader.readexactly(4)
         if kind == 1:

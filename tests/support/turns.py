@@ -1,8 +1,8 @@
-"""Test scheduling: tests run in several processes in parallel, but those marked `serial` run alone.
+"""Scheduling of tests: tests run in parallel processes, but those marked `serial` run alone.
 
-A test holds one lock for as long as it runs: together with others, or a serial one by itself. Who waits for
-that stands in a door that one at a time can pass, so that nobody goes before a serial test that waits. One
-process keeps its turn from one serial test to the next.
+A running test holds the lock `room`: shared, or exclusively if the test is serial. To get this lock, a
+process must first hold the lock `door`, so that no other test overtakes a waiting serial test. A process
+keeps both locks from one serial test to the next.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Scheduler", "Turns", "arrange", "is_serial"]
 
 ORDER = ("controlplane", "runtime", "unit")
-"""Folders by how long their longest tests take: whatever comes last should be short."""
+"""Folders in descending order of their longest test, so that only short tests remain at the end."""
 
 SHARING = (
     "test_collective_twins.py",
@@ -33,10 +33,10 @@ SHARING = (
     "test_wheels.py",
     "test_wire_faults.py",
 )
-"""Modules whose tests share what takes long to make, or the addresses that they bind."""
+"""Modules whose tests share a slow set-up or the addresses that they bind."""
 
 OWN_PLANE = ("test_chart.py", "test_kueue.py", "test_restored_etcd.py")
-"""Modules of `controlplane` with a control plane of their own."""
+"""Modules of `controlplane` that start their own control plane."""
 
 OWN_OPERATORS = (
     "test_builds.py",
@@ -46,18 +46,18 @@ OWN_OPERATORS = (
     "test_namespaces.py",
     "test_network_policies.py",
 )
-"""Modules of `controlplane` with operators of their own. Those beside them share one operator."""
+"""Modules of `controlplane` that start their own operators; all other modules share one operator."""
 
 
 def is_serial(item: pytest.Item | None) -> bool:
-    """Return whether a test must run without other tests in parallel."""
+    """Return whether a test must run alone."""
     return item is not None and item.get_closest_marker("serial") is not None
 
 
 def arrange(items: list[pytest.Item], root: Path) -> None:
-    """Sort tests in the order in which they are handed out.
+    """Sort tests into the order in which they are scheduled.
 
-    Serial tests come first: nothing is under way then that would have to stand still for them.
+    Serial tests come first, while no other test is running that would have to finish before them.
     """
 
     def folder(item: pytest.Item) -> str:
@@ -70,9 +70,9 @@ def arrange(items: list[pytest.Item], root: Path) -> None:
 
 
 class Scheduler(LoadScopeScheduling):  # type: ignore[misc] # xdist has no types
-    """Hands out tests one by one; tests that share a resource go to the same process.
+    """A scheduler that assigns tests individually; tests that share a resource run in one process.
 
-    Those of a unit are short, and handed out together.
+    The unit tests of a module are short, and are assigned together.
     """
 
     def _split_scope(self, nodeid: str) -> str:
@@ -83,7 +83,7 @@ class Scheduler(LoadScopeScheduling):  # type: ignore[misc] # xdist has no types
 
 
 class Turns:
-    """The turns of this process among all processes that were given the same folder."""
+    """Locks, shared by all processes with the same folder, that decide which tests may run."""
 
     def __init__(self, folder: Path) -> None:
         self._door = (folder / "door").open("w")
@@ -92,7 +92,7 @@ class Turns:
 
     @contextmanager
     def turn(self, *, serial: bool, next_is_serial: bool) -> Iterator[None]:
-        """Wait for a test's turn, and hold it during the block."""
+        """Wait until a test may run, and hold its lock within the block."""
         if not self._alone:
             fcntl.flock(self._door, fcntl.LOCK_EX)
             fcntl.flock(self._room, fcntl.LOCK_EX if serial else fcntl.LOCK_SH)

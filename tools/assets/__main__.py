@@ -1,4 +1,4 @@
-"""``python -m tools.assets``: installs the programs that tests use, or pins their checksums."""
+"""Command line of ``python -m tools.assets``, which installs programs or pins their checksums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builds programs from published Go modules at pinned versions."""
+"""Builds programs from published Go modules with pinned versions."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 GO_ENVIRONMENT = {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local"}
 GO_FLAGS = "-buildvcs=false"
-"""Added to the user's GOFLAGS, such as -p=1 on a machine that has other work."""
+"""Added to the user's GOFLAGS, such as -p=1 on a busy machine."""
 GO_VERSION = (1, 26)
 BUILD_SECONDS = 3600.0
-"""The longest that one build may take, on a slow machine with empty caches."""
+"""The time limit of one build, for a slow machine with empty caches."""
 TELL_SECONDS = 30.0
-"""How often a running build prints a line."""
+"""The interval at which a running build prints a line."""
 
 
 def build(
     name: str, program: Program, to: Path, environ: Mapping[str, str], say: Callable[[str], None]
 ) -> None:
-    """Build a program into the file `to`, reporting progress every half minute.
+    """Build a program and write it to the file `to`; print progress every half minute.
 
     Raises
     ------
@@ -72,7 +72,7 @@ def build(
 
 
 def _output(process: subprocess.Popen[str], started: float, say: Callable[[str], None]) -> str:
-    """Wait for a build to end; return its output."""
+    """Wait for the end of a build and return its output."""
     while True:
         try:
             return process.communicate(timeout=TELL_SECONDS)[0]

@@ -1,7 +1,7 @@
-"""The checksums of official files: ``tools/assets.lock``, with one line per program and architecture.
+"""The pinned checksums of official files, one line per program and architecture in ``assets.lock``.
 
-Only ``python -m tools.assets --pin`` writes it, from files that it has downloaded. A line counts for the very
-version that it names, so that a new version has no pin until somebody has made one.
+Only ``python -m tools.assets --pin`` writes the file, from downloaded files. A line applies only to the
+version that it names, so a new version is unpinned until the command is run again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LINE = re.compile(r"(?P<what>\S+ \S+ linux/\S+) sha256:(?P<sha256>[0-9a-f]{64})"
 
 
 def key(name: str, program: Program, arch: str) -> str:
-    """Return the part of a line before the checksum.
+    """Return the part of a line that precedes the checksum.
 
     >>> from tools.assets.programs import PROGRAMS
     >>> key("kwok", PROGRAMS["kwok"], "arm64")
@@ -31,7 +31,7 @@ def key(name: str, program: Program, arch: str) -> str:
 
 
 def read(file: Path) -> dict[str, str]:
-    """Return the checksums by `key`; raise `AssetError` with the line that is invalid."""
+    """Return the checksums by `key`; raise `AssetError` with the first invalid line."""
     pins: dict[str, str] = {}
     for number, line in enumerate(file.read_text().splitlines(), 1):
         if not line or line.startswith("#"):
@@ -47,6 +47,6 @@ def read(file: Path) -> dict[str, str]:
 
 
 def write(file: Path, pins: Mapping[str, str]) -> None:
-    """Write the checksum file, sorted by key."""
+    """Write the checksums to the lock file, sorted by key."""
     lines = (f"{what} sha256:{sha256}\n" for what, sha256 in sorted(pins.items()))
     file.write_text(HEADER + "".join(lines))

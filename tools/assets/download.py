@@ -1,8 +1,8 @@
 """Downloads official files and verifies their checksums.
 
-What the network fails to give (no connection, an error's status, half a file) is an `UnavailableError`, and
-leaves the build from the Go module. A file that came whole and is another one than was pinned is an
-`AssetError`: somebody has to look at it.
+A failure of the network (no connection, an error status, a truncated file) raises `UnavailableError`; the
+program is then built from its Go module. A complete file with a wrong checksum raises `AssetError`, because a
+person must investigate it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CONNECT_SECONDS = 3.0
-"""How long a first connection may take, the look-up of the host's name included."""
+"""The time limit of a connection attempt, including the look-up of the host name."""
 STALL_SECONDS = 30.0
-"""How long nothing may come over a connection that is there."""
+"""The time limit for an open connection that receives nothing."""
 DOWNLOAD_SECONDS = 900.0
-"""How long one file may take."""
+"""The time limit for one file."""
 PIECE_BYTES = 1 << 18
 
 
@@ -45,9 +45,9 @@ def download(name: str, program: Program, arch: str, sha256: str, to: Path) -> N
     Raises
     ------
     UnavailableError
-        The network did not give the file.
+        The file could not be downloaded.
     AssetError
-        The file has another checksum, or does not hold the program. It is deleted.
+        The file has a wrong checksum, or does not contain the program; it is deleted.
     """
     url = program.url(arch)
     file = to.with_name(f"{to.name}.part")
@@ -68,7 +68,7 @@ def download(name: str, program: Program, arch: str, sha256: str, to: Path) -> N
 
 
 def fetch(url: str, file: Path) -> str:
-    """Download a URL to a file; return its SHA-256 digest, or raise `UnavailableError`."""
+    """Download a URL to a file and return its SHA-256 digest; raise `UnavailableError` on failure."""
     if problem := _no_connection(*_first_hop(url)):
         raise UnavailableError(problem)
     deadline = time.monotonic() + DOWNLOAD_SECONDS
@@ -91,7 +91,7 @@ def fetch(url: str, file: Path) -> str:
 
 
 def unpack(file: Path, member: str | None, to: Path) -> None:
-    """Extract the program from an archive, or use the file itself if `member` is None."""
+    """Extract the program from an archive; if `member` is None, the file itself is the program."""
     if member is None:
         file.replace(to)
         return
@@ -114,7 +114,7 @@ def _opened(archive: tarfile.TarFile, member: str) -> IO[bytes]:
 
 
 def _first_hop(url: str) -> tuple[str, int]:
-    """Return the host and port of a connection's first hop: the proxy if there is one, or else the server."""
+    """Return the host and port of a connection's first hop: a proxy if one is set, else the server."""
     parts = urlsplit(url)
     proxy = urllib.request.getproxies().get(parts.scheme)
     if proxy and not urllib.request.proxy_bypass(parts.netloc):
@@ -124,9 +124,9 @@ def _first_hop(url: str) -> tuple[str, int]:
 
 @functools.cache
 def _no_connection(host: str, port: int) -> str:
-    """Return why no connection to a host is possible in time, if so; checked once per host.
+    """Return why a host cannot be reached within the time limit, or None; each host is checked once.
 
-    A thread, because a look-up of a name has no time limit of its own.
+    The connection is made in a thread, because the look-up of a host name has no time limit.
     """
     answer: queue.SimpleQueue[str] = queue.SimpleQueue()
 

@@ -1,4 +1,4 @@
-"""Installs missing programs one at a time per machine, and prints a line about each."""
+"""Installs missing programs, one at a time per machine, and reports each of them."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ def ensure(
     downloads: bool = True,
     without_go: bool = False,
 ) -> dict[str, Path]:
-    """Return the path of each program, after installing those that are missing.
+    """Return the path of each program; install programs that are missing.
 
     Parameters
     ----------
     names : iterable of str
         Keys of `PROGRAMS`.
     environ : mapping, optional
-        Read as by `find`, and handed to Go; this process's if absent.
+        Read as by `find`, and passed to Go; this process's environment by default.
     downloads : bool
-        Whether an official file is taken where one is pinned; else everything is built.
+        True to download pinned official files; False to build everything.
     without_go : bool
-        Whether to leave out programs that only Go could build, where there is no Go.
+        True to omit programs that would have to be built if Go is missing.
 
     Raises
     ------
     AssetError
-        A name is unknown, a file has another checksum than its pin, or a program could not be built.
+        A name is unknown, a file has a wrong checksum, or a program could not be built.
     """
     environ = os.environ if environ is None else environ
     names = list(names)
@@ -61,7 +61,7 @@ def ensure(
 
 
 def announce(names: Iterable[str], environ: Mapping[str, str], downloads: bool) -> None:
-    """Print which programs will be built and how long this may take, before building them."""
+    """Print which programs will be built and how long the builds may take."""
     missing = [name for name in names if not (installed(name, environ) or cached(name, environ))]
     built = [name for name in missing if not (downloads and pin_of(name))]
     if built and shutil.which("go", path=environ.get("PATH")):
@@ -81,7 +81,7 @@ def _ensured(name: str, environ: Mapping[str, str], downloads: bool) -> Path:
     folder = cache_folder(environ)
     (folder / ".new").mkdir(parents=True, exist_ok=True)
     with _one_at_a_time(folder / ".lock", name):
-        # Somebody else may have got it while we waited.
+        # Another process may have installed the program in the meantime.
         return cached(name, environ) or _got(name, folder / name, environ, downloads)
 
 
@@ -105,7 +105,7 @@ def _got(name: str, path: Path, environ: Mapping[str, str], downloads: bool) -> 
 
 
 def _kept(name: str, new: Path, path: Path, origin: str, done: str, started: float) -> Path:
-    """Move a new program to the cache, and record its inputs."""
+    """Move a new program into the cache, and record the inputs from which it was made."""
     stamp(path).unlink(missing_ok=True)
     new.replace(path)
     stamp(path).write_text(origin)
@@ -115,7 +115,7 @@ def _kept(name: str, new: Path, path: Path, origin: str, done: str, started: flo
 
 @contextlib.contextmanager
 def _one_at_a_time(lock: Path, name: str) -> Iterator[None]:
-    """Hold the cache's lock; if another process holds it, print once which one."""
+    """Hold the cache's lock within the block; while waiting for it, print which process holds it."""
     with lock.open("a+") as file:
         started, told = time.monotonic(), False
         while True:
@@ -140,6 +140,6 @@ def _one_at_a_time(lock: Path, name: str) -> Iterator[None]:
 
 
 def say(message: str, started: float | None = None) -> None:
-    """Print a line with the time since `started`."""
+    """Print a line that begins with the time since `started`."""
     took = "" if started is None else f" ({time.monotonic() - started:.1f} s)"
     print(f"assets: {message}{took}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Finds installed programs. Nothing here downloads or builds, because fixtures have a time limit."""
+"""Finds installed programs; never downloads or builds any, because fixtures have a time limit."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ def find(names: Iterable[str], environ: Mapping[str, str] | None = None) -> dict
     names : iterable of str
         Keys of `PROGRAMS`.
     environ : mapping, optional
-        Read for ``KUBEBUILDER_ASSETS``, ``PATH``, ``XDG_CACHE_HOME`` and ``HOME``; this process's if absent.
+        The environment with ``KUBEBUILDER_ASSETS``, ``PATH``, ``XDG_CACHE_HOME`` and ``HOME``; this process's
+        own by default.
 
     Raises
     ------
     AssetError
         A name is unknown.
     MissingError
-        A program is nowhere; the message names all that are missing.
+        A program is missing; the message names all missing programs.
     """
     environ = os.environ if environ is None else environ
     found = {name: installed(name, environ) or cached(name, environ) for name in names}
@@ -64,7 +65,7 @@ def _will_do(path: Path, wanted: Program) -> bool:
         try:
             with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
                 return content.find(f"\t{wanted.go_module}\tv{wanted.wanted}.".encode()) >= 0
-        except (OSError, ValueError):  # not to be read, or empty
+        except (OSError, ValueError):  # unreadable or empty
             return False
     try:
         answer = subprocess.run(
@@ -82,7 +83,7 @@ def cache_folder(environ: Mapping[str, str]) -> Path:
 
 
 def cached(name: str, environ: Mapping[str, str]) -> Path | None:
-    """Return the cached program if its version and inputs are current, else None."""
+    """Return a cached program, or None if its version or its inputs are out of date."""
     path = cache_folder(environ) / name
     try:
         origin = stamp(path).read_text()
@@ -93,24 +94,24 @@ def cached(name: str, environ: Mapping[str, str]) -> Path | None:
 
 
 def stamp(path: Path) -> Path:
-    """Return the file next to a cached program that records the program's inputs."""
+    """Return the path of the file that records the inputs of a cached program."""
     return path.with_name(f".{path.name}.inputs")
 
 
 def architecture() -> str | None:
-    """Return the upstream projects' name for this machine's architecture, or None if it is not pinned."""
+    """Return the name that upstream projects use for this machine's architecture, or None if unpinned."""
     system = os.uname()
     return ARCHITECTURES.get(system.machine) if system.sysname == "Linux" else None
 
 
 def pin_of(name: str) -> str | None:
-    """Return the checksum of a program's official file for this machine, or None."""
+    """Return the pinned checksum of a program's official file for this machine, or None."""
     arch = architecture()
     return checksums.read(checksums.FILE).get(checksums.key(name, program(name), arch)) if arch else None
 
 
 def build_inputs(wanted: Program) -> str:
-    """Return a string that identifies all inputs of a program's build."""
+    """Return a string that identifies all inputs from which a program is built."""
     digest = hashlib.sha256(repr((wanted.package, wanted.version, wanted.module, wanted.flags)).encode())
     if wanted.module:
         for file in sorted((GO_MODULES / wanted.module).iterdir()):

@@ -1,4 +1,4 @@
-"""Writes the checksums of official files; run by a person on a machine that can download them."""
+"""Pins the checksums of official files; run manually on a machine that can download the files."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ ELF = b"\x7fELF"
 
 
 def pin(names: Iterable[str], say: Callable[[str], None]) -> None:
-    """Download programs' official files for every architecture, and write their checksums.
+    """Download each program's official file for every architecture, and write the checksums.
 
     Raises
     ------
     AssetError
-        A file did not come, or does not hold a program for Linux. Then nothing is written.
+        A file could not be downloaded, or does not contain a Linux program. Nothing is written then.
     """
     found = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -43,7 +43,7 @@ def pin(names: Iterable[str], say: Callable[[str], None]) -> None:
 
 
 def _checksum(name: str, arch: str, folder: Path) -> str:
-    """Return the checksum of an official file after inspecting its content."""
+    """Return the checksum of an official file after checking that it contains a Linux program."""
     url = program(name).url(arch)
     file, unpacked = folder / "file", folder / name
     try:

@@ -1,10 +1,10 @@
-"""The programs: their versions, download addresses, and Go packages."""
+"""The programs that can be installed: their versions, download addresses and Go packages."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Renovate reads these lines (renovate.json): a version, and the Go module that it is a version of.
+# Renovate reads these lines (renovate.json): a version, and the Go module to which it belongs.
 KUBERNETES = "1.34.4"  # k8s.io/kubernetes
 ETCD = "3.6.5"  # go.etcd.io/etcd/server/v3
 KWOK = "0.8.0"  # sigs.k8s.io/kwok
@@ -15,46 +15,46 @@ KUEUE = "0.19.0"  # sigs.k8s.io/kueue
 SCHEDULER_PLUGINS = "0.34.7"  # sigs.k8s.io/scheduler-plugins
 
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
-"""The processors for which downloads are pinned: the kernel's name of each, and the projects'."""
+"""The architectures with pinned downloads: the kernel's name, and the upstream projects' name."""
 
 
 class AssetError(Exception):
-    """A program cannot be installed; the message says what was tried and what to do."""
+    """A program cannot be installed; the message gives the attempts and the next step."""
 
 
 class MissingError(AssetError):
-    """A program is not installed, and this tool cannot install it."""
+    """A program is not installed and cannot be installed by this tool."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """A program: its accepted versions, the command that prints its version, and its sources.
+    """A program that can be installed, with its accepted versions and its sources.
 
     Attributes
     ----------
     version : str
         The version that is downloaded or built.
     precision : int
-        How many leading parts of a found program's version must be equal to that.
+        The number of leading version components that an installed program must have in common with `version`.
     ask : tuple of str
-        The arguments that make it print its version; empty for a program that cannot. Then the version is
-        that of `go_module` in the build information that Go writes into programs.
+        The arguments with which the program prints its version. If empty, the version is that of `go_module`
+        in the build information that Go writes into programs.
     download : str
-        The address of the official file, with ``{version}`` and ``{arch}`` left open; empty if there is none.
+        The URL of the official file, with placeholders ``{version}`` and ``{arch}``; empty if there is none.
     package : str
-        The Go package; with its version where it is built by its own go.mod.
+        The Go package; with its version if it is built with its own go.mod.
     member : str, optional
-        The program's path inside that file, where it is a tar.gz; open as `download` is.
+        The program's path inside the official file, if that is a tar.gz; with placeholders as in `download`.
     module : str, optional
-        The folder of ``tools/go`` whose go.mod it is built by.
+        The folder in ``tools/go`` with the go.mod for the build.
     flags : str
-        Linker flags beside ``-s -w``.
+        Linker flags in addition to ``-s -w``.
     go_module : str
-        The Go module whose version counts, for a program without `ask`.
+        The Go module whose version is compared, for a program without `ask`.
     by_name : bool
-        Whether only those who name it get it, because it takes long to build and few tests start it.
+        True to install the program only on request, because its build is slow and few tests start it.
     minutes : float
-        How long two cores take to build it, in the order of `PROGRAMS` and from an empty cache; not a limit.
+        The build time on two cores from an empty cache, in the order of `PROGRAMS`; not a limit.
     """
 
     version: str
@@ -70,21 +70,21 @@ class Program:
     minutes: float = 0.5
 
     def url(self, arch: str) -> str:
-        """Return the URL of the official file for an architecture."""
+        """Return the URL of the program's official file for an architecture."""
         return self.download.format(version=self.version, arch=arch)
 
     def path_inside(self, arch: str) -> str | None:
-        """Return the program's path inside the official file, or None if the file is the program."""
+        """Return the program's path inside its archive, or None if the file is not an archive."""
         return self.member and self.member.format(version=self.version, arch=arch)
 
     @property
     def wanted(self) -> str:
-        """The leading components of the version that an installed program must have."""
+        """The leading version components that an installed program must have."""
         return ".".join(self.version.split(".")[: self.precision])
 
 
 def _kubernetes_flags() -> str:
-    """Return linker flags that set the version in ``kubectl version`` and the API server's /version."""
+    """Return linker flags that set the version reported by kubectl and by the API server."""
     major, minor, _ = KUBERNETES.split(".")
     stamps = {
         "gitVersion": f"v{KUBERNETES}",
@@ -183,11 +183,11 @@ PROGRAMS: dict[str, Program] = {
 }
 
 USUAL = tuple(name for name, each in PROGRAMS.items() if not each.by_name)
-"""The programs that are got where none is named."""
+"""The programs that are installed by default."""
 
 
 def program(name: str) -> Program:
-    """Return the program with the given name, or raise `AssetError`."""
+    """Return the program with the given name; raise `AssetError` for an unknown name."""
     if name not in PROGRAMS:
         raise AssetError(f"no such program: {name}; there are {', '.join(sorted(PROGRAMS))}")
     return PROGRAMS[name]

@@ -1,11 +1,11 @@
-"""Lets a Python program run as the first process of a container and still end on SIGTERM.
+"""Lets a Python program run as a container's first process and still end on SIGTERM.
 
-The kernel drops a signal to a container's first process unless that process has installed a handler for
-it, and a Python handler runs only between two bytecodes: never while torch is being loaded, nor in a
-collective that waits for its peers. A pod's ``command`` replaces the image's entry point, so a small
-init there would be by-passed. Instead the interpreter itself calls `step_aside` when it starts (from
-``fleet_pid1.pth``): the program goes on in a child, where signals have their usual effect, and the
-first process only passes signals on, reaps orphans and ends as the child has ended.
+The kernel ignores a signal to a container's first process unless the process has a handler for it. A Python
+handler runs only between two bytecodes: never while torch is being loaded, or while a collective waits for
+its peers. A pod's ``command`` replaces the image's entry point, and would bypass an init program there.
+Instead, the interpreter calls `step_aside` when it starts (from ``fleet_pid1.pth``): the program continues in
+a child, where signals have their usual effect, and the first process only forwards signals, reaps orphans and
+exits with the child's status.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ FORWARDED = frozenset(
 
 
 def step_aside() -> None:
-    """Continue in a child process if this is a container's first process; otherwise do nothing.
+    """Continue in a child process if this process is a container's first; otherwise do nothing.
 
-    At a terminal nothing is done either: Ctrl-C already reaches the whole foreground there.
+    Nothing is done at a terminal either, where Ctrl-C reaches all foreground processes.
     """
     if os.getpid() == 1 and not os.isatty(0):
         supervise()
 
 
 def supervise() -> None:
-    """Fork and return in the child only; the parent exits with the child's exit status.
+    """Fork; return in the child, while the parent waits and exits with the child's status.
 
-    A child that a signal ended gives 128 + the signal's number, as a shell does.
+    If a signal has ended the child, the exit status is 128 + the signal's number, as in a shell.
     """
     watched = FORWARDED | {signal.SIGCHLD}
     inherited = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
@@ -58,7 +58,7 @@ def supervise() -> None:
 
 
 def _reap(child: int) -> int | None:
-    """Reap all processes that have ended; return the child's exit status if it is among them."""
+    """Reap all ended processes; return the child's exit status if the child is among them."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)

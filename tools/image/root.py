@@ -1,9 +1,9 @@
-"""root.py FOLDER: makes FOLDER the root file system of an image that can run the interpreter in /opt/fleet.
+"""Builds the root file system of an image that can run the interpreter in /opt/fleet.
 
-Runs inside `docker build`. The base image has a shell, a package manager and parts of Python that the
-operator never runs. Files that are not in an image need no updates, and are of no use to an attacker. So this
-copies only the packages, the interpreter, its standard library, the shared libraries that these load, and the
-certificates, each to the same path.
+It runs in `docker build`. The base image has a shell, a package manager and parts of Python that the operator
+never runs. Files that are not in an image need no updates, and are of no use to an attacker. Therefore only
+the packages, the interpreter, its standard library, the shared libraries that these load, and certificates
+are copied, each to the same path.
 """
 
 import os
@@ -30,7 +30,7 @@ ALSO = (
 
 
 def copy(source: Path, root: Path) -> None:
-    """Copy a file to the same path under `root`; for a link, copy the link and its target."""
+    """Copy a file to the same path under `root`; a link is copied together with its target."""
     target = root / source.relative_to("/")
     if os.path.lexists(target):
         return
@@ -48,7 +48,7 @@ def copy(source: Path, root: Path) -> None:
 
 
 def libraries(files: list[Path]) -> set[Path]:
-    """Return the shared libraries that programs and libraries need, and the dynamic linker."""
+    """Return the paths of the dynamic linker and of all shared libraries that the given files need."""
     # ldd fails for a static program, which needs no libraries.
     output = subprocess.run(["ldd", *files], capture_output=True, text=True, check=False).stdout
     if missing := re.findall(r"(\S+) => not found", output):
@@ -60,7 +60,7 @@ def libraries(files: list[Path]) -> set[Path]:
 
 
 def main(root: Path) -> None:
-    """Create the folder and its contents."""
+    """Build the root file system in the folder named on the command line."""
     root.mkdir()
     for link in Path("/").iterdir():
         if link.is_symlink():

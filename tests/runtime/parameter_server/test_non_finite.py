@@ -80,4 +80,4 @@ def test_a_step_with_a_gradient_that_is_no_number_is_told_of_once(caplog: pytest
         script.step()
     told = [each.getMessage() for each in caplog.records if "NaN or infinity" in each.getMessage()]
     assert len(told) == 1
-    assert "on trainer 0 in step 1; the weights become the same" in told[0]
+    assert "on trainer 0 in step 1; the weights become NaN or infinite, too" in told[0]

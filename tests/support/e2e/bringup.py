@@ -1,6 +1,7 @@
-"""A cluster for tests: the one that ``KUBECONFIG`` names, or else one created with kind for this run.
+"""The cluster of end-to-end tests: that of ``KUBECONFIG``, or one created with kind for this run.
 
-Making it is tried twice, because it depends on a busy machine's disks and networks; no test ever is.
+Creating the cluster is retried once, because it depends on the disks and networks of a busy machine. Tests
+are never retried.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ TRIES = 2
 
 @dataclass(frozen=True)
 class Programs:
-    """The paths of the programs that access clusters."""
+    """The paths of the programs that create and access clusters."""
 
     kubectl: Path
     helm: Path
@@ -32,12 +33,12 @@ class Programs:
 
 @contextlib.contextmanager
 def cluster(programs: Programs, folder: Path, environ: Mapping[str, str] = os.environ) -> Iterator[Path]:
-    """Yield the kubeconfig of a cluster that responds.
+    """Yield the kubeconfig of a cluster that is reachable.
 
     Raises
     ------
     CommandError
-        ``KUBECONFIG`` names a cluster that does not answer, or kind could not make one.
+        The cluster of ``KUBECONFIG`` does not respond, or kind could not create one.
     """
     given = environ.get("KUBECONFIG")
     if given:

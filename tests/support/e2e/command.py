@@ -1,4 +1,4 @@
-"""Runs programs to completion with a time limit, and reports all their output on failure."""
+"""Runs programs to completion within a time limit; failures report all output."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class CommandError(AssertionError):
 def run(
     *command: str | Path, timeout: float, stdin: str | None = None, env: Mapping[str, str] | None = None
 ) -> str:
-    """Run `command`; return its standard output.
+    """Run `command` and return its standard output.
 
     Raises
     ------
     CommandError
-        It did not end with status 0 within `timeout` seconds.
+        The command did not end with status 0 within `timeout` seconds.
     """
     line = " ".join(str(word) for word in command)
     try:
@@ -45,12 +45,12 @@ def run(
 
 
 def run_visibly(*command: str | Path, timeout: float, env: Mapping[str, str] | None = None) -> None:
-    """Run a long `command`, with its output shown as it appears.
+    """Run a long `command` and show its output as it appears.
 
     Raises
     ------
     CommandError
-        It did not end with status 0 within `timeout` seconds.
+        The command did not end with status 0 within `timeout` seconds.
     """
     line = " ".join(str(word) for word in command)
     print(f"+ {line}", flush=True)

@@ -1,4 +1,4 @@
-"""The project's two images: building them, and loading them onto a cluster's nodes."""
+"""The project's two images: building them, and loading them onto the nodes of a cluster."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 BUILD_SECONDS = 1800.0
 LOAD_SECONDS = 1500.0
-"""The trainer image has 6 GB; a busy machine writes 30 MB of it a second."""
+"""Enough for the 6 GB of the trainer image on a busy machine, which writes 30 MB per second."""
 
 
 @dataclass(frozen=True)
 class Images:
-    """The images' names in the cluster."""
+    """The names of the project's images in the cluster."""
 
     operator: str
     trainer: str
 
 
 def build(images: Images) -> None:
-    """Build both images like `make image`, with the environment's ``BASE_IMAGE`` and ``CA_BUNDLE``."""
+    """Build both images as `make image` does, with the environment's ``BASE_IMAGE`` and ``CA_BUNDLE``."""
     run_visibly(
         "make",
         "image",
@@ -44,13 +44,13 @@ def build(images: Images) -> None:
 def load(images: Images, kubectl: Kubectl, environ: Mapping[str, str] = os.environ) -> None:
     """Load both images onto every node.
 
-    ``E2E_LOAD_IMAGE`` is a command that does it for one image, its last argument, on a cluster that is not
-    of kind; ``true`` if the cluster can pull them.
+    On a cluster that kind has not created, the command ``E2E_LOAD_IMAGE`` loads one image, which is its last
+    argument. Set it to ``true`` if the cluster can pull the images.
 
     Raises
     ------
     CommandError
-        The nodes are not containers of kind and no command is given, or an image could not be loaded.
+        kind has not created the nodes and no command is set, or an image could not be loaded.
     """
     command = environ.get("E2E_LOAD_IMAGE")
     nodes = {node["metadata"]["name"] for node in kubectl.get("nodes")}
@@ -75,7 +75,7 @@ def _kind_nodes() -> set[str]:
 
 
 def _load_into(node: str, image: str) -> None:
-    """Stream an image into a node's containerd, without writing an archive to disk."""
+    """Stream an image into containerd on a node, without an archive on disk."""
     if _is_on(node, image):
         return
     import_it = [
@@ -96,7 +96,7 @@ def _load_into(node: str, image: str) -> None:
         subprocess.Popen(import_it, stdin=saving.stdout, stdout=subprocess.DEVNULL) as importing,
     ):
         assert saving.stdout is not None
-        saving.stdout.close()  # the import's own copy is the only one left: docker ends if the import does
+        saving.stdout.close()  # only the import's copy stays open, so docker ends if the import does
         try:
             statuses = importing.wait(LOAD_SECONDS), saving.wait(60)
         except subprocess.TimeoutExpired:
@@ -111,7 +111,7 @@ def _load_into(node: str, image: str) -> None:
 
 
 def _is_on(node: str, image: str) -> bool:
-    """Return whether the node has this exact image, identified by docker's ID in its manifest."""
+    """Return whether a node has this exact image, identified by its docker ID."""
     identity = run("docker", "image", "inspect", "--format", "{{.Id}}", image, timeout=60).strip()
     ctr = ("docker", "exec", node, "ctr", "-n", "k8s.io")
     for line in run(*ctr, "images", "ls", timeout=60).splitlines():

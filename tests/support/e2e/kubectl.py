@@ -1,4 +1,4 @@
-"""Access to a cluster: through kubectl for changes, and through the package `kubernetes` for reads."""
+"""Access to a cluster: kubectl for changes, and the package `kubernetes` for reads."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 REQUEST_SECONDS = 60.0
-"""How long a request to the API server may take on a machine that has much else to do."""
+"""The time limit for a request to the API server on a busy machine."""
 
 
 @dataclass(frozen=True)
 class Kubectl:
-    """A cluster and, optionally, a namespace; calling the object runs kubectl."""
+    """kubectl for one cluster and, optionally, one namespace."""
 
     program: Path
     kubeconfig: Path
@@ -33,21 +33,21 @@ class Kubectl:
     def __call__(
         self, *arguments: str | Path, timeout: float = REQUEST_SECONDS, stdin: str | None = None
     ) -> str:
-        """Run a kubectl command; return its output.
+        """Run a kubectl command and return its output.
 
         Raises
         ------
         CommandError
-            It failed, or took longer than `timeout` seconds.
+            The command failed, or took longer than `timeout` seconds.
         """
         return run(*self._command(*arguments), timeout=timeout, stdin=stdin)
 
     def within(self, namespace: str) -> Kubectl:
-        """Return the same cluster with another namespace."""
+        """Return a Kubectl of the same cluster and another namespace."""
         return Kubectl(self.program, self.kubeconfig, namespace)
 
     def get(self, plural: str, **params: str) -> list[dict[str, Any]]:
-        """Return all objects of a kind in the namespace, or in the cluster without one."""
+        """Return all objects of a kind, in the namespace if one is set, else in the whole cluster."""
         return self._ask(lambda server: Namespace(server, self.namespace or "").all(plural, **params))
 
     def names(self, resource: str) -> set[str]:
@@ -78,12 +78,12 @@ class Kubectl:
     def wait_until(
         self, plural: str, name: str, holds: Callable[[dict[str, Any]], bool], *, timeout: float, what: str
     ) -> dict[str, Any]:
-        """Return the first version of an object for which `holds` is true.
+        """Wait for the first version of an object for which `holds` is true, and return it.
 
         Raises
         ------
         AssertionError
-            None came within `timeout` seconds; the message says `what` was waited for, and the last status.
+            The wait exceeded `timeout` seconds; the message contains `what` and the last status.
         """
 
         async def wait(server: ApiServer) -> dict[str, dict[str, Any]]:
@@ -105,7 +105,7 @@ class Kubectl:
         return asyncio.run(ask())
 
     def everything(self) -> str:
-        """Return the information that a person would look at first after a failure in the namespace."""
+        """Return the pods, events and logs of the namespace, to explain a failure."""
         parts = [
             self._told("get", "fleetjobs,pods,services", "-o", "wide"),
             self._told("describe", "fleetjobs,pods"),

@@ -1,4 +1,4 @@
-"""Namespaces that are deleted after their test."""
+"""Namespaces that are deleted after each test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def fresh_namespace(cluster: Kubectl, name: str) -> Iterator[Kubectl]:
-    """Yield kubectl for a new namespace that has its default account; delete the namespace afterwards."""
+    """Yield kubectl for a new namespace, which is deleted afterwards."""
     cluster("create", "namespace", name)
     try:
         kubectl = cluster.within(name)

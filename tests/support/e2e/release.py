@@ -1,4 +1,4 @@
-"""The operator in a cluster, installed with its Helm chart."""
+"""The operator in a cluster, installed from its Helm chart."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 CHART = Path("charts/fleet-operator")
 INSTALL_SECONDS = 180.0
 GONE_SECONDS = 60.0
-"""How long Kubernetes may take to delete what belonged to objects that are gone."""
+"""The time limit for Kubernetes to delete the dependents of deleted objects."""
 
 
 @dataclass
 class Release:
-    """An installation of the chart in its own namespace."""
+    """An installation of the Helm chart in its own namespace."""
 
     helm: Path
     kubectl: Kubectl
@@ -33,7 +33,7 @@ class Release:
         return f"{self.name}-fleet-operator"
 
     def install(self, image: str, *values: str, take_ownership: bool = False) -> None:
-        """Install the chart with the operator's `image`; return once the operator is ready."""
+        """Install the chart with the given operator image; return once the operator is ready."""
         repository, _, tag = image.rpartition(":")
         self.installed = True
         sets = _sets(f"image.repository={repository}", f"image.tag={tag}", *values)
@@ -41,19 +41,19 @@ class Release:
         self._helm("install", self.name, CHART, "--create-namespace", *sets, *flags, *self._waiting)
 
     def upgrade(self, *values: str) -> None:
-        """Change some values; return once new operators are ready and old ones are gone."""
+        """Upgrade with changed values; return once the new operators are ready and the old ones are gone."""
         self._helm("upgrade", self.name, CHART, "--reuse-values", *_sets(*values), *self._waiting)
 
     def rollback(self) -> None:
-        """Roll back to the previous revision; return under the same condition as `upgrade`."""
+        """Roll back to the previous revision; wait for the same conditions as `upgrade`."""
         self._helm("rollback", self.name, *self._waiting)
 
     def test(self) -> None:
-        """Run the chart's own test."""
+        """Run the chart's own tests with ``helm test``."""
         self._helm("test", self.name, "--timeout", f"{INSTALL_SECONDS:.0f}s")
 
     def uninstall(self) -> None:
-        """Uninstall the chart and wait until everything, including the Lease, is gone; safe to repeat."""
+        """Uninstall the chart, and wait until all its objects and the Lease are gone."""
         if self.installed:
             self._helm("uninstall", self.name, "--cascade", "foreground", "--wait", "--timeout", "120s")
             self.kubectl.within(self.namespace)(

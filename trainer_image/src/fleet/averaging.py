@@ -1,4 +1,4 @@
-"""Strategy options that replace the plain averaging of gradients in collective training."""
+"""Strategy options that replace the exact averaging of gradients in collective training."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ __all__ = ["LocalSGD", "PowerSGD"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LocalSGD:
-    """Local SGD: trainers step independently, and average their parameters at intervals.
+    """Local SGD: trainers step independently and average their parameters at intervals.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class LocalSGD:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PowerSGD:
-    """PowerSGD: sends gradient matrices as products of two narrow matrices, with error feedback.
+    """PowerSGD: compresses gradient matrices to products of two narrow matrices, with error feedback.
 
     Attributes
     ----------

@@ -1,19 +1,21 @@
-"""The errors that fleet raises deliberately, and the exit status with which each ends a replica.
+"""The errors that fleet raises deliberately, and the exit status that each gives a replica.
 
 The class hierarchy separates causes: the user's mistakes (`ConfigurationError`), protocol errors of a peer or
 of ours (`ProtocolError`), and failures of the environment (`PeerLostError`, `StateLostError`). The operator
 reads the exit status, so the reserved codes below are part of the contract between the two distributions::
 
     FleetError                        1   training failed
-    ├── ConfigurationError            2   a user's mistake, found before any work │   ├── AlreadyJoinedError
-    a trainer of this id runs already, in this attempt or a later one │   ├── CheckpointError               a
-    checkpoint that is incomplete, or of another training run │   ├── RoleError                     a role
-    variable is missing, malformed or contradicts another │   └── TranspileError                a program that
-    cannot be distributed as requested ├── DiskFullError                 1   the disk is full, or no
-    descriptor is left for the file ├── ProtocolError                 1   a violation of the wire protocol │
-    ├── RemoteProtocolError           by the peer │   └── LocalProtocolError            by a message that this
-    process was about to send ├── StateLostError               90   a parameter server came back without its
-    state └── PeerLostError                91   a peer is permanently lost
+    ├── ConfigurationError            2   a user error, found before any work starts
+    │   ├── AlreadyJoinedError            the trainer already runs in this attempt or a later one
+    │   ├── CheckpointError               the checkpoint is incomplete or of another training run
+    │   ├── RoleError                     a role variable is missing, malformed or contradictory
+    │   └── TranspileError                the program cannot be distributed as requested
+    ├── DiskFullError                 1   the disk is full, or no file descriptor is free
+    ├── ProtocolError                 1   the wire protocol was violated
+    │   ├── RemoteProtocolError           by the peer
+    │   └── LocalProtocolError            by a message that this process was about to send
+    ├── StateLostError               90   a parameter server restarted without its state
+    └── PeerLostError                91   a peer is permanently lost
         └── DeadlineExceededError         a wait exceeded its deadline
 """
 
@@ -57,7 +59,7 @@ class FleetError(Exception):
 
 
 class ConfigurationError(FleetError):
-    """A user error that was found before any work started; a retry would fail in the same way."""
+    """A user error that is found before any work starts and that a retry would not fix."""
 
     exit_code: ClassVar[int] = EXIT_CONFIGURATION
 
@@ -67,32 +69,32 @@ class AlreadyJoinedError(ConfigurationError):
 
 
 class CheckpointError(ConfigurationError):
-    """A checkpoint cannot be loaded: it is incomplete, or from another training run."""
+    """A checkpoint cannot be loaded: it is incomplete or belongs to another training run."""
 
 
 class DiskFullError(FleetError):
-    """A file cannot be written now: the disk is full, the path is a directory, or no file descriptor is left.
+    """A file cannot be written: the disk is full, its path is a directory, or no descriptor is free.
 
     A retry may succeed.
     """
 
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.EISDIR})
-"""EISDIR: a directory is in the place of the file."""
+"""EISDIR: the path is that of a directory."""
 
 
 def no_room(raised: Exception) -> bool:
-    """Return whether a write failed because the disk is full or no file descriptor is left."""
+    """Return whether a write failed for a reason that `DiskFullError` covers."""
     return isinstance(raised, DiskFullError) or (isinstance(raised, OSError) and raised.errno in _NO_ROOM)
 
 
 def disk_error(raised: Exception, sentence: str) -> FleetError:
-    """Return the error for a failed disk operation: DiskFullError if `no_room`, else FleetError."""
+    """Return the exception for a failed disk operation: DiskFullError if `no_room`, else FleetError."""
     return (DiskFullError if no_room(raised) else FleetError)(sentence)
 
 
 def meant(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return a suggestion of the closest known name; empty if none is close."""
+    """Return a suggestion such as ``(did you mean sync_mode?)``, or an empty string if no name is close."""
     from difflib import get_close_matches  # imported only when an error occurs
 
     close = get_close_matches(name, known, n=1, cutoff=cutoff)
@@ -120,7 +122,7 @@ class LocalProtocolError(ProtocolError):
 
 
 class StateLostError(FleetError):
-    """A parameter server restarted without the state that its trainers rely on."""
+    """A parameter server restarted without the state that its trainers depend on."""
 
     exit_code: ClassVar[int] = EXIT_STATE_LOST
 
@@ -132,4 +134,4 @@ class PeerLostError(FleetError):
 
 
 class DeadlineExceededError(PeerLostError):
-    """A wait exceeded its deadline; the message names the peer, the step and the awaited event."""
+    """A peer did not act before a deadline; the message names the peer and the awaited event."""

@@ -1,7 +1,8 @@
-"""Detects another distribution with the import name `fleet`: the client of CoreOS's fleet (ended in 2018).
+"""Detects an unrelated distribution that has the same import name, `fleet`.
 
-pip installs both into one folder without a warning. The last one installed puts its ``__init__.py`` there;
-uninstalling either removes that file.
+The other distribution is the client of CoreOS's fleet, which ended in 2018. pip installs both into one folder
+without a warning. The folder's ``__init__.py`` is that of the last one installed; uninstalling either removes
+the file.
 """
 
 import sys
@@ -17,7 +18,7 @@ REPAIR = (
 
 
 def problem_with(package: ModuleType, folder: Path) -> str | None:
-    """Return how another distribution has damaged this package and how to repair it, or None.
+    """Describe the damage that another distribution has done to this package; None if there is none.
 
     Parameters
     ----------
@@ -41,7 +42,7 @@ def problem_with(package: ModuleType, folder: Path) -> str | None:
 
 
 def refuse_another() -> None:
-    """Check that ``import fleet`` imported this package.
+    """Raise ImportError unless ``import fleet`` has imported this package.
 
     Raises
     ------

@@ -83,7 +83,7 @@ def commands(arguments: argparse.Namespace, environ: Mapping[str, str]) -> list[
 
 
 def _servers(arguments: argparse.Namespace) -> list[tuple[str, int]]:
-    """Return the host and port of each server, from --endpoints or counting up from --start_port."""
+    """Return each server's host and port, taken from --endpoints or counted from --start_port."""
     wanted = arguments.server_num
     number = None if wanted is None else flags.whole_number("--server_num", wanted, least=1, most=1024)
     if not arguments.endpoints:
@@ -145,7 +145,7 @@ def _worker_role(index: int) -> dict[str, str]:
 
 
 def _print_programs(started: Sequence[Command]) -> int:
-    """Run each server and worker 0 in turn to print their programs; return the exit status."""
+    """Run each server, and then worker 0, to print its programs; return the exit status."""
     for command in started:
         if not command.is_server and command.name != "worker 0":
             continue

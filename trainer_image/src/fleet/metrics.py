@@ -1,4 +1,4 @@
-"""Metrics over all trainers' samples: each trainer counts its own, and `compute` adds the counts."""
+"""Metrics over the samples of all trainers."""
 
 from collections.abc import Callable
 from math import nan
@@ -21,7 +21,7 @@ Reduce = Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
 
 
 class AUC:
-    """The area under the ROC curve: how often a positive sample scores higher than a negative one.
+    """The area under the ROC curve, computed over the samples of all trainers.
 
     Scores are counted in buckets, so that trainers exchange counts instead of samples. A pair within one
     bucket counts one half; `error` bounds the effect.
@@ -48,7 +48,7 @@ class AUC:
         """The maximum error of the last result: half the share of pairs within one bucket."""
 
     def update(self, scores: Any, labels: Any) -> None:
-        """Add samples of this trainer.
+        """Add this trainer's samples.
 
         Parameters
         ----------
@@ -80,7 +80,7 @@ class AUC:
             counts += np.bincount(places[truth == label], minlength=buckets)
 
     def compute(self) -> float:
-        """Return the area over all trainers, or nan if all labels are equal; every trainer must call this."""
+        """Return the AUC over all trainers, or nan if all labels are equal; every trainer must call this."""
         negative, positive = self._reduce(self._counts).astype(np.float64)
         pairs = negative.sum() * positive.sum()
         if pairs == 0:
@@ -91,12 +91,12 @@ class AUC:
         return float((positive * (below + negative / 2)).sum() / pairs)
 
     def reset(self) -> None:
-        """Discard the samples counted so far."""
+        """Discard the samples added so far."""
         self._counts[:] = 0
 
 
 class Mean:
-    """The mean over the samples of all trainers, not the mean of the trainers' means.
+    """The mean over the samples of all trainers, in which every sample has the same weight.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ class Mean:
         self._total, self._count = 0.0, 0
 
     def update(self, values: Any, count: int = 1) -> None:
-        """Add numbers of this trainer.
+        """Add this trainer's values.
 
         Parameters
         ----------
@@ -128,12 +128,12 @@ class Mean:
         return float(total / count) if count else nan
 
     def reset(self) -> None:
-        """Discard the samples counted so far."""
+        """Discard the values added so far."""
         self._total, self._count = 0.0, 0
 
 
 class Sum:
-    """The sum of numbers over all trainers.
+    """The sum of values over all trainers.
 
     Parameters
     ----------
@@ -146,7 +146,7 @@ class Sum:
         self._total = 0.0
 
     def update(self, values: Any) -> None:
-        """Add numbers of this trainer.
+        """Add this trainer's values.
 
         Parameters
         ----------
@@ -165,12 +165,12 @@ class Sum:
         return float(self._reduce(np.array([self._total]))[0])
 
     def reset(self) -> None:
-        """Discard the numbers added so far."""
+        """Discard the values added so far."""
         self._total = 0.0
 
 
 class Accuracy:
-    """The share of correctly labelled samples among the samples of all trainers.
+    """The fraction of correct predictions among the samples of all trainers.
 
     Parameters
     ----------
@@ -182,7 +182,7 @@ class Accuracy:
         self._mean = Mean(reduce)
 
     def update(self, outputs: Any, labels: Any) -> None:
-        """Add samples of this trainer.
+        """Add this trainer's samples.
 
         Parameters
         ----------
@@ -206,16 +206,16 @@ class Accuracy:
         self._mean.update(chosen == truth)
 
     def compute(self) -> float:
-        """Return the share over all trainers, or nan without samples; every trainer must call this."""
+        """Return the accuracy over all trainers, or nan without samples; every trainer must call this."""
         return self._mean.compute()
 
     def reset(self) -> None:
-        """Discard the samples counted so far."""
+        """Discard the samples added so far."""
         self._mean.reset()
 
 
 class Metrics:
-    """The metrics of one job: ``fleet.metrics``.
+    """A factory of metrics over all trainers, available as ``fleet.metrics``.
 
     Parameters
     ----------
@@ -227,7 +227,7 @@ class Metrics:
         self._reduce = reduce
 
     def auc(self, buckets: int = _BUCKETS) -> AUC:
-        """Return an `AUC` over all trainers.
+        """Return a new `AUC` over all trainers.
 
         Parameters
         ----------
@@ -247,20 +247,20 @@ class Metrics:
         return AUC(self._reduce, buckets)
 
     def accuracy(self) -> Accuracy:
-        """Return an `Accuracy` over all trainers."""
+        """Return a new `Accuracy` over all trainers."""
         return Accuracy(self._reduce)
 
     def mean(self) -> Mean:
-        """Return a `Mean` over all trainers."""
+        """Return a new `Mean` over all trainers."""
         return Mean(self._reduce)
 
     def sum(self) -> Sum:
-        """Return a `Sum` over all trainers."""
+        """Return a new `Sum` over all trainers."""
         return Sum(self._reduce)
 
 
 def _flat(metric: str, what: str, values: Any) -> npt.NDArray[Any]:
-    """Return a script's numbers as a one-dimensional array.
+    """Return a script's values as a one-dimensional array.
 
     Raises
     ------
@@ -279,7 +279,7 @@ def _flat(metric: str, what: str, values: Any) -> npt.NDArray[Any]:
 
 
 def check_operation(mode: object) -> None:
-    """Check that a reduction with this name exists.
+    """Raise an error unless a reduction with this name exists.
 
     Parameters
     ----------
@@ -296,7 +296,7 @@ def check_operation(mode: object) -> None:
 
 
 def numbers_of(values: Any) -> npt.NDArray[Any]:
-    """Return a trainer's argument to ``all_reduce_worker`` as an array.
+    """Return the argument of ``all_reduce_worker`` as an array.
 
     Parameters
     ----------
@@ -324,7 +324,7 @@ def numbers_of(values: Any) -> npt.NDArray[Any]:
 
 
 def like(values: Any, numbers: npt.NDArray[Any], output: npt.NDArray[Any] | None) -> Any:
-    """Convert combined numbers to the type and shape of a trainer's own values.
+    """Convert reduced numbers to the type and device of the trainer's own values.
 
     Parameters
     ----------

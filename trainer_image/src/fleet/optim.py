@@ -1,4 +1,4 @@
-"""Paddle's optimizers as classes of torch.optim, with Paddle's formulas, defaults and state names.
+"""Paddle's optimizers as torch.optim classes, with Paddle's formulas, defaults and state names.
 
 They differ from the classes of torch.optim in the position of epsilon, in their defaults, and in L1
 regularization, which torch does not have. Each parameter is stepped independently, element by element, so
@@ -36,7 +36,7 @@ def float32(value: float) -> float:
 
 
 class Optimizer(torch.optim.Optimizer):
-    """The base class: clips the gradient, regularizes it, and then applies the formula of the subclass.
+    """The base class of Paddle's optimizers, which clips and regularizes gradients before an update.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ class Optimizer(torch.optim.Optimizer):
         super().__init__(params, dict(options))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the state of an optimizer of the same class.
+        """Load the state of another optimizer of the same class.
 
         Parameters
         ----------
@@ -91,12 +91,12 @@ class Optimizer(torch.optim.Optimizer):
 
     @staticmethod
     def update(value: Tensor, grad: Tensor, state: Mapping[str, Tensor], options: Mapping[str, Any]) -> None:
-        """Update a value and its state in place; `grad` is already regularized and is not modified."""
+        """Apply the subclass's formula to a value and its state in place; `grad` is already regularized."""
         raise NotImplementedError
 
     @staticmethod
     def dense(options: Mapping[str, Any]) -> bool:
-        """Return whether a step changes values or state of rows that have no gradient."""
+        """Return whether a step also changes rows that have no gradient, or their state."""
         return is_regularized(options)
 
     @torch.no_grad()
@@ -143,7 +143,7 @@ def is_regularized(options: Mapping[str, Any]) -> bool:
 
 
 def clipped(grad: Tensor, options: Mapping[str, Any]) -> Tensor:
-    """Return a gradient with its elements clamped to the bounds in the option ``clip_value``, if set."""
+    """Return a gradient whose elements are clamped to the option ``clip_value``, if set."""
     if (bounds := options["clip_value"]) is None:
         return grad
     if not grad.is_sparse:
@@ -155,7 +155,7 @@ def clipped(grad: Tensor, options: Mapping[str, Any]) -> Tensor:
 
 
 def regularized(grad: Tensor, value: Tensor, options: Mapping[str, Any]) -> Tensor:
-    """Return a dense gradient plus the gradients of the penalties, or `grad` itself if there are none."""
+    """Return a dense gradient plus the gradients of the L1 and L2 penalties, if any."""
     if l2 := options["weight_decay"]:
         grad = grad.add(value, alpha=l2)
     if l1 := options["l1_decay"]:
@@ -192,7 +192,7 @@ class SGD(Optimizer):
 
     @staticmethod
     def update(value: Tensor, grad: Tensor, state: Mapping[str, Tensor], options: Mapping[str, Any]) -> None:
-        """See `Optimizer`."""
+        """Apply SGD's formula; see `Optimizer`."""
         del state
         value.add_(grad, alpha=-options["lr"])
 
@@ -240,7 +240,7 @@ class Momentum(Optimizer):
 
     @staticmethod
     def update(value: Tensor, grad: Tensor, state: Mapping[str, Tensor], options: Mapping[str, Any]) -> None:
-        """See `Optimizer`."""
+        """Apply Momentum's formula; see `Optimizer`."""
         velocity, momentum = state["velocity"], options["momentum"]
         velocity.mul_(momentum).add_(grad)
         ahead = grad.add(velocity, alpha=momentum) if options["use_nesterov"] else velocity
@@ -248,7 +248,7 @@ class Momentum(Optimizer):
 
     @staticmethod
     def dense(options: Mapping[str, Any]) -> bool:
-        """Return True, because velocities change rows that have no gradient."""
+        """Return True, because velocities also change rows that have no gradient."""
         del options
         return True
 
@@ -288,7 +288,7 @@ class Adagrad(Optimizer):
 
     @staticmethod
     def update(value: Tensor, grad: Tensor, state: Mapping[str, Tensor], options: Mapping[str, Any]) -> None:
-        """See `Optimizer`."""
+        """Apply Adagrad's formula; see `Optimizer`."""
         moment = state["moment"].addcmul_(grad, grad)
         value.addcdiv_(grad, moment.sqrt().add_(options["epsilon"]), value=-options["lr"])
 
@@ -300,7 +300,7 @@ class Adagrad(Optimizer):
 
 
 class Adam(Optimizer):
-    """Paddle's ``fluid.optimizer.Adam``, which adds epsilon to the root before the bias correction.
+    """Paddle's ``fluid.optimizer.Adam``, which adds epsilon before, not after, the bias correction.
 
     ``w -= lr * sqrt(1 - beta2**t) / (1 - beta1**t) * m / (sqrt(v) + epsilon)``
 
@@ -340,7 +340,7 @@ class Adam(Optimizer):
 
     @staticmethod
     def update(value: Tensor, grad: Tensor, state: Mapping[str, Tensor], options: Mapping[str, Any]) -> None:
-        """See `Optimizer`; the option ``rate`` is the result of `adam_rate`."""
+        """Apply Adam's formula; see `Optimizer`. The option ``rate`` is the result of `adam_rate`."""
         beta1, beta2 = float32(options["beta1"]), float32(options["beta2"])
         moment1 = state["moment1"].mul_(beta1).add_(grad, alpha=1.0 - beta1)
         moment2 = state["moment2"].mul_(beta2).addcmul_(grad, grad, value=1.0 - beta2)
@@ -348,7 +348,7 @@ class Adam(Optimizer):
 
     @staticmethod
     def dense(options: Mapping[str, Any]) -> bool:
-        """Return False in lazy mode without regularization."""
+        """Return True unless lazy mode is on and there is no regularization."""
         return is_regularized(options) or not options["lazy_mode"]
 
     def _step(self, value: Tensor, grad: Tensor, state: dict[str, Any], options: Mapping[str, Any]) -> None:
@@ -370,12 +370,12 @@ class Adam(Optimizer):
 
 
 def adam_rate(rate: float, power1: float, power2: float) -> float:
-    """Return Adam's learning rate after bias correction, given beta1**t and beta2**t."""
+    """Return Adam's learning rate with bias correction, given beta1**t and beta2**t."""
     return float(rate) * math.sqrt(1.0 - power2) / (1.0 - power1)
 
 
 class RMSProp(Optimizer):
-    """Paddle's ``fluid.optimizer.RMSProp``, which adds epsilon inside the root.
+    """Paddle's ``fluid.optimizer.RMSProp``, which adds epsilon under the square root.
 
     ``s = rho * s + (1 - rho) * g * g``, then ``m = momentum * m + lr * g / sqrt(s + epsilon)``, and
     ``w -= m``. If centered, the square of the mean gradient is subtracted from ``s`` in the root.
@@ -413,7 +413,7 @@ class RMSProp(Optimizer):
 
     @staticmethod
     def update(value: Tensor, grad: Tensor, state: Mapping[str, Tensor], options: Mapping[str, Any]) -> None:
-        """See `Optimizer`."""
+        """Apply RMSProp's formula; see `Optimizer`."""
         rho = float32(options["rho"])
         square = state["mean_square"].mul_(rho).addcmul_(grad, grad, value=1.0 - rho)
         if options["centered"]:
@@ -425,7 +425,7 @@ class RMSProp(Optimizer):
 
     @staticmethod
     def dense(options: Mapping[str, Any]) -> bool:
-        """Return True, because means of squares decay and momentum changes rows that have no gradient."""
+        """Return True, because the mean square decays and momentum applies in rows without a gradient too."""
         del options
         return True
 

@@ -1,9 +1,9 @@
-"""The options of a strategy and of a transpiler's config, and their effects for each training method.
+"""The options of strategies and transpiler configs, and their effect in each training method.
 
-Unsupported values raise an error that names the option; none is ignored. The strategy, the transpiler and
-both fleets check against this table, ``docs/reference/options.md`` is generated from it, and a test tries
-every field in every way of training. The table also holds the other options that only some ways of training
-support.
+An unsupported value raises an error that names the option; no value is ignored. The strategy, the transpiler
+and both `fleet` objects check options against this table, ``docs/reference/options.md`` is generated from it,
+and a test tries every field in every training method. The table also contains all other options that only
+some training methods support.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ MODES: Final = ("sync", "async", "half_async", "geo", "own")
 
 
 class Verdict(Enum):
-    """The effect of an option whose value is not the default."""
+    """The effect of an option that is set to a value other than its default."""
 
     CARRIED_OUT = "yes"
     SELECTS_THE_MODE = "selects the mode"
@@ -55,7 +55,7 @@ class Where:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A rule about the effect of an option; the first rule that applies determines the effect.
+    """A rule that states the effect of an option; the first applicable rule decides.
 
     Attributes
     ----------
@@ -81,7 +81,7 @@ class Rule:
     by_executor: bool | None = None
 
     def applies(self, value: object, where: Where) -> bool:
-        """Return whether this rule applies to a value in a training method."""
+        """Return whether this rule applies to a value of its option in a training method."""
         if not (self.servers if where.servers else self.collective):
             return False
         if where.servers and (self.modes != MODES if not where.mode else where.mode not in self.modes):
@@ -382,7 +382,7 @@ OPTIONS: Final[Mapping[str, tuple[Rule, ...]]] = {
 
 
 def rule_for(name: str, value: object, where: Where) -> Rule:
-    """Return the rule for an option's value in a training method.
+    """Return the rule that applies to an option's value in a training method.
 
     Parameters
     ----------
@@ -404,7 +404,7 @@ def rule_for(name: str, value: object, where: Where) -> Rule:
 
 
 def refusal(name: str, value: object, default: object, where: Where) -> str | None:
-    """Return the message that refuses a value in a training method, or None if the value is allowed.
+    """Return the error message for an unsupported value, or None if the value is supported.
 
     Examples
     --------

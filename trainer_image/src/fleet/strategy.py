@@ -1,4 +1,4 @@
-"""The strategy: the training options that the script sets.
+"""Strategies, which hold the training options that a script sets.
 
 A `mode` object of the script, `sync_mode` or the fields of the transpiler config determine the mode. If two
 of them contradict each other, an error is raised. If none is set, the job determines the mode
@@ -73,9 +73,10 @@ ORIGINALS: Final[Mapping[str, str]] = {
 
 @dataclass(kw_only=True)
 class DistributedStrategy:
-    """The training options of a job. Set fields in the constructor or before ``distributed_optimizer``.
+    """The training options of a job.
 
-    Each value is checked when it is set, and all of them together when they are read.
+    Set fields in the constructor, or before the call of ``distributed_optimizer``. Each value is checked when
+    it is set; contradictions between values are found when the strategy is used.
 
     Attributes
     ----------
@@ -149,7 +150,7 @@ class DistributedStrategy:
     transpiler: DistributeTranspilerConfig = field(default_factory=DistributeTranspilerConfig)
 
     def __new__(cls, **given: object) -> "DistributedStrategy":
-        """Report unknown fields as attribute assignment does."""
+        """Raise TypeError for an unknown field, with the same message as attribute assignment."""
         if unknown := [name for name in given if name not in _CHECKS]:
             raise TypeError(_unknown(unknown[0]))
         return super().__new__(cls)
@@ -167,7 +168,7 @@ class DistributedStrategy:
             object.__setattr__(self, name, value)
 
     def check(self) -> None:
-        """Check that the fields are consistent with each other.
+        """Check that the fields do not contradict each other.
 
         Raises
         ------
@@ -198,7 +199,7 @@ class DistributedStrategy:
         self._check_mode()
 
     def parameters_averaged(self) -> LocalSGD | None:
-        """Return how collective training averages parameters, or None if it averages gradients."""
+        """Return the interval at which parameters are averaged, or None if gradients are."""
         if self.local_sgd is None and self.transpiler.collective_mode == "local_sgd":
             return LocalSGD()
         return self.local_sgd
@@ -226,7 +227,7 @@ class DistributedStrategy:
                         raise ConfigurationError(reason)
 
     def _check_averaging(self) -> None:
-        """Raise an error if the fields request two ways of averaging."""
+        """Raise an error if the fields request more than one way of averaging."""
         asked = {
             "local_sgd": self.parameters_averaged(),
             "power_sgd": self.power_sgd,
@@ -249,7 +250,7 @@ class DistributedStrategy:
             )
 
     def _check_mode(self) -> None:
-        """Raise an error if the fields request different modes."""
+        """Raise an error if the fields request more than one mode."""
         try:
             asked = self.transpiler.asks_for()
         except TranspileError as error:
@@ -278,7 +279,7 @@ class DistributedStrategy:
             )
 
     def resolved(self, job_sync_mode: str) -> "DistributedStrategy":
-        """Return this strategy with unset fields filled in from the job.
+        """Return a copy of this strategy whose unset mode is taken from the job.
 
         Parameters
         ----------
@@ -312,7 +313,7 @@ class DistributedStrategy:
         return resolved
 
     def where(self, *, by_executor: bool = False) -> Where:
-        """Return the training method, with parameter servers, that a resolved strategy requests.
+        """Return the training method that a resolved strategy requests with parameter servers.
 
         Parameters
         ----------
@@ -343,7 +344,7 @@ class DistributedStrategy:
 
 
 def strategy_of(given: DistributedStrategy | DistributeTranspilerConfig | None) -> DistributedStrategy:
-    """Return the script's strategy; like Paddle, also accept a transpiler's config.
+    """Return the given strategy, a default one for None, or one that wraps a transpiler's config.
 
     Raises
     ------
@@ -363,7 +364,7 @@ def strategy_of(given: DistributedStrategy | DistributeTranspilerConfig | None) 
 
 
 class StrategyFields(TypedDict, total=False):
-    """The fields of a `DistributedStrategy` except its mode, for ``create_..._strategy``."""
+    """The keyword arguments of the ``create_..._strategy`` functions."""
 
     overlap: bool | None
     cross_step: bool
@@ -379,7 +380,7 @@ class StrategyFields(TypedDict, total=False):
 
 
 def create_sync_strategy(**fields: Unpack[StrategyFields]) -> DistributedStrategy:
-    """Return a strategy for synchronous training: each step waits for the gradients of all trainers.
+    """Return a strategy for synchronous training, where each step uses all trainers' gradients.
 
     Parameters
     ----------
@@ -407,7 +408,7 @@ def create_sync_strategy(**fields: Unpack[StrategyFields]) -> DistributedStrateg
 
 
 def create_async_strategy(**fields: Unpack[StrategyFields]) -> DistributedStrategy:
-    """Return a strategy for asynchronous training, where servers apply each gradient on arrival.
+    """Return a strategy for asynchronous training, where servers apply gradients on arrival.
 
     Parameters
     ----------
@@ -432,7 +433,7 @@ def create_async_strategy(**fields: Unpack[StrategyFields]) -> DistributedStrate
 
 
 def create_half_async_strategy(**fields: Unpack[StrategyFields]) -> DistributedStrategy:
-    """Return a strategy for half-asynchronous training, where trainers do not wait for servers.
+    """Return a strategy for half-asynchronous training, where trainers do not wait for the servers.
 
     Parameters
     ----------
@@ -457,7 +458,7 @@ def create_half_async_strategy(**fields: Unpack[StrategyFields]) -> DistributedS
 
 
 def create_geo_strategy(update_frequency: int = 100, **fields: Unpack[StrategyFields]) -> DistributedStrategy:
-    """Return a strategy for GEO: trainers update their own copies and exchange changes.
+    """Return a strategy for GEO, where trainers update local copies and periodically exchange changes.
 
     Parameters
     ----------
@@ -484,7 +485,7 @@ def create_geo_strategy(update_frequency: int = 100, **fields: Unpack[StrategyFi
 
 
 class StrategyFactory:
-    """The four ``create_..._strategy`` functions under Paddle's name.
+    """The four ``create_..._strategy`` functions as static methods, as in Paddle.
 
     Notes
     -----
@@ -504,7 +505,7 @@ def _create(mode: DistributedMode, fields: StrategyFields, **of_config: Any) -> 
 
 
 def _config_for(mode: DistributedMode, config: DistributeTranspilerConfig) -> DistributeTranspilerConfig:
-    """Return a config that requests a mode; return the same object if it already does."""
+    """Return a config that requests the given mode, which may be the same object."""
     return config if config.asks_for() is mode else replace(config, **_FIELDS_OF_MODE[mode])
 
 

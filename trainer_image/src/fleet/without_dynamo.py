@@ -1,4 +1,4 @@
-"""Optimizers that do not import TorchDynamo unless the script compiles a function.
+"""Avoids the import of TorchDynamo by torch.optim unless the script compiles a function.
 
 The first optimizer of a process imports ``torch._dynamo``, only to exclude some of its methods from
 compilation. The import takes much of the start-up time and memory of every trainer and server, most of which
@@ -23,7 +23,7 @@ ATTRIBUTE = "__dynamo_disable"
 
 
 def defer_dynamo() -> None:
-    """Let optimizers work without importing ``torch._dynamo`` until other code imports it.
+    """Make optimizers work without ``torch._dynamo`` until other code imports it.
 
     Before that import nothing can compile, so there is nothing to exclude. With a version of torch that uses
     another attribute, nothing is deferred.
@@ -38,7 +38,7 @@ def defer_dynamo() -> None:
 
 
 def direct_step(optimizer: Optimizer) -> Callable[[], object]:
-    """Return an optimizer's step without its hooks, which run around the script's own step.
+    """Return an optimizer's step function without its hooks, which run around the script's own step.
 
     The step function of a torch optimizer is called alone, without hooks, profiler marks and the import. A
     user-defined ``step`` is called unchanged, except for the hooks.
@@ -51,13 +51,13 @@ def direct_step(optimizer: Optimizer) -> Callable[[], object]:
 
 
 def step_directly(optimizer: Optimizer) -> None:
-    """Run a step of an optimizer with its `direct_step`."""
+    """Step an optimizer without its hooks; see `direct_step`."""
     direct_step(optimizer)()
 
 
 @cache  # keyed by function, because torch replaces it when the first optimizer of a class is made
 def _unwrapped(step: Callable[..., Any]) -> tuple[Any, bool]:
-    """Return a class's `step` without the hooks around it, or None, and whether torch defines it."""
+    """Return a class's ``step`` without hooks (None if unknown), and whether torch defines the method."""
     layers = [step]
     while (wrapped := getattr(layers[-1], "__wrapped__", None)) is not None:
         layers.append(wrapped)
@@ -68,7 +68,7 @@ def _unwrapped(step: Callable[..., Any]) -> tuple[Any, bool]:
 
 
 def _module_of(function: Any) -> str:
-    """Return the module that defines a function's code; wrappers may claim the wrapped function's module."""
+    """Return the name of the module that defines a function's code, even for a decorated function."""
     return str(getattr(function, "__globals__", {}).get("__name__", ""))
 
 

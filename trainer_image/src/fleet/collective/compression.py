@@ -30,7 +30,7 @@ _EPSILON: Final = 1e-8
 
 
 def rounding(wire_dtype: str, channel: dist.ProcessGroup | None) -> "CommHook":
-    """Return a hook that averages buckets in a 16-bit dtype, and counts the bytes.
+    """Return a hook that averages gradient buckets in a 16-bit dtype and counts the averaged bytes.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ def rounding(wire_dtype: str, channel: dist.ProcessGroup | None) -> "CommHook":
 
 
 def factorizing(power_sgd: "PowerSGD", group: Group, channel: dist.ProcessGroup | None) -> "CommHook":
-    """Return a hook that averages the matrices of buckets as low-rank products, and counts the bytes.
+    """Return a hook that averages gradient matrices as low-rank products and counts the averaged bytes.
 
     If the average of a bucket holds NaN or infinity, the bucket's compression state is reset for the next
     pass.

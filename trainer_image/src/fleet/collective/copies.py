@@ -1,4 +1,4 @@
-"""The tensors that every trainer has a copy of: an optimizer's parameters and the rest of the model."""
+"""The tensors that are replicated on every trainer: an optimizer's parameters and the rest of the model."""
 
 import logging
 import sys
@@ -30,7 +30,7 @@ class _Slot(NamedTuple):
 
 
 class Copies:
-    """The tensors that every trainer has a copy of.
+    """The tensors that are replicated on every trainer.
 
     Parameters
     ----------
@@ -72,12 +72,12 @@ class Copies:
 
     @property
     def trained(self) -> list[tuple[str, torch.Tensor]]:
-        """The parameters whose gradients are averaged here: neither sharded nor frozen."""
+        """The parameters whose gradients fleet averages: all except sharded and frozen ones."""
         return [(name, parameter) for name, parameter in self.whole if parameter.requires_grad]
 
     @property
     def others(self) -> list[tuple[str, torch.Tensor]]:
-        """The model's other current tensors, which are copied from trainer 0 but not averaged."""
+        """The model's other tensors, which are copied from trainer 0 but never averaged."""
         seen = {id(parameter) for _, parameter in self.named_parameters}
         found: list[tuple[str, torch.Tensor]] = []
         for name, value in _present(self._slots):
@@ -100,7 +100,7 @@ class Copies:
             )
 
     def describe(self) -> list[str]:
-        """Return a line of text per tensor; the lines must be the same on every trainer."""
+        """Return one line of text for each tensor; the lines must be equal on all trainers."""
         lines = [
             f"{name} {tuple(parameter.shape)} {parameter.dtype}"
             + ("" if parameter.is_contiguous() else f" in memory as {parameter.stride()}")
@@ -150,7 +150,7 @@ class Copies:
 
     @property
     def digest(self) -> int:
-        """A 32-bit digest of the shapes of the buffers that `share_buffers` sends; 0 before any change."""
+        """A 32-bit digest of the shapes of the buffers that trainer 0 shares; 0 until a shape changes."""
         shapes = self._shapes()
         return 0 if shapes == self._first_shapes else zlib.crc32("\n".join(_lines(shapes)).encode())
 
@@ -170,7 +170,7 @@ class Copies:
             )
 
     def _difference(self, what: str, lines: Sequence[str]) -> str | None:
-        """Return a clause that names the first tensor in which two trainers differ, or None if all agree."""
+        """Describe the first tensor that differs between two trainers; return None if all are equal."""
         ours, world = "\n".join(lines), self.group.world
         for rank, theirs in self.group.agree(what, ours).items():
             if theirs != ours:
@@ -223,7 +223,7 @@ def _slots(model: torch.nn.Module) -> list[_Slot]:
 
 
 def _present(slots: Iterable[_Slot]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensor in each slot, except those that the script has removed."""
+    """Yield the name and the tensor of each slot that still holds a tensor."""
     for slot in slots:
         value = getattr(slot.module, slot.attribute, None)
         if isinstance(value, torch.Tensor):

@@ -115,7 +115,7 @@ def gpu_number(environ: Mapping[str, str], count: int) -> int | None:
 
 
 def difference(facts: Mapping[int, Facts], rank: int) -> tuple[int, str] | None:
-    """Return a trainer whose versions differ from those of trainer `rank`, and describe the difference."""
+    """Return the first trainer whose versions differ from trainer `rank`'s, with a description, or None."""
     ours = facts[rank]
     for other, theirs in facts.items():
         if theirs.torch != ours.torch:
@@ -126,7 +126,7 @@ def difference(facts: Mapping[int, Facts], rank: int) -> tuple[int, str] | None:
 
 
 def samples(facts: Mapping[int, Facts]) -> dict[int, Facts]:
-    """Return the facts of a few trainers that lead to the same decisions as the facts of all trainers.
+    """Return a small subset of the trainers' facts that leads to the same decisions as all of them.
 
     These are the first trainers with each version and GPU model, and those that rule out NCCL. They are few
     even if each of many GPUs has its own UUID.
@@ -136,7 +136,7 @@ def samples(facts: Mapping[int, Facts]) -> dict[int, Facts]:
 
 
 def why_not_nccl(facts: Mapping[int, Facts]) -> str:
-    """Return the reason why NCCL cannot carry the trainers' CUDA tensors; empty if it can."""
+    """Return why NCCL cannot carry the trainers' CUDA tensors, or an empty string if it can."""
     match _without_own_gpu(facts):
         case [rank]:
             return f"trainer {rank} has no GPU of its own"
@@ -146,7 +146,7 @@ def why_not_nccl(facts: Mapping[int, Facts]) -> str:
 
 
 def _without_own_gpu(facts: Mapping[int, Facts]) -> list[int]:
-    """Return the first trainer without a GPU, or the first two trainers that share one."""
+    """Return the first trainer without a GPU, or the first two that share one; empty if each has its own."""
     owners: dict[str, int] = {}
     for rank, each in facts.items():
         if not each.gpu:
@@ -158,12 +158,12 @@ def _without_own_gpu(facts: Mapping[int, Facts]) -> list[int]:
 
 
 def backend_of(facts: Mapping[int, Facts]) -> str:
-    """Return the name of the backend for `torch.distributed`."""
+    """Return the `torch.distributed` backend for these trainers."""
     return "gloo" if why_not_nccl(facts) else "cpu:gloo,cuda:nccl"
 
 
 def is_capturing(device: torch.device) -> bool:
-    """Return True while a CUDA graph is being captured; nothing can be read from the device then."""
+    """Return True while a CUDA graph is being captured, when nothing can be read from the device."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
@@ -199,7 +199,7 @@ class Mark:
 
 
 class Marks:
-    """The marks of one device."""
+    """A source of marks for one device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -214,7 +214,7 @@ class Marks:
 
 
 def own_fault(error: BaseException) -> str:
-    """Return how to fix an error of this trainer's device; empty if another trainer may be the cause.
+    """Return advice for an error of this trainer's own device; empty if another trainer may be the cause.
 
     torch raises both kinds of errors from the same calls, because an error of this device may come from any
     earlier kernel.
@@ -242,6 +242,6 @@ def is_from_script(error: BaseException) -> bool:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the most useful line of an error: the first, or the last that NCCL has logged."""
+    """Return the most useful line of an error: NCCL's last logged error if present, else the first line."""
     text = str(error).strip()
     return (text.partition("Last error:\n")[2] or text).partition("\n")[0]

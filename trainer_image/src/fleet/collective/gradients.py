@@ -56,7 +56,7 @@ class BackwardPass:
         self._averagers.append(averager)
 
     def reach(self, averager: "GradientAverager") -> None:
-        """Register an averager to be finished at the end of this pass; called at its first gradient.
+        """Register an averager at its first gradient, to complete its exchange at the end of this pass.
 
         Raises
         ------
@@ -84,7 +84,7 @@ class BackwardPass:
             )
 
     def _finish(self) -> None:
-        """Pass the remaining gradients to the reducers, wait for the averages, and set them."""
+        """Pass the remaining gradients to the reducers, wait for the averages, and assign them to `grad`."""
         reached = sorted(self._reached, key=self._averagers.index)
         remaining = [pair for each in reached for pair in each.remaining_gradients()]
         what = f"the average of step {reached[0].steps.number}'s gradients"
@@ -100,7 +100,7 @@ class BackwardPass:
 
 
 class AverageCheck:
-    """Checks that steps use only averaged gradients; with local gradients, the copies would diverge.
+    """Checks that steps use only averaged gradients; local gradients would make the copies diverge.
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ class AverageCheck:
         self._captured = False
 
     def accumulate(self, position: int) -> None:
-        """Record that a local gradient was accumulated, perhaps onto an average; a later pass averages it."""
+        """Record that a parameter accumulated a local gradient, which a later pass will average."""
         self._accumulated = True
         gradient = self._named[position][1].grad
         if gradient is not None and gradient.data_ptr() == self._addresses.get(position):
@@ -186,7 +186,7 @@ class AverageCheck:
 
 @dataclass(frozen=True)
 class _Ending:
-    """A pass that is ending: its parameters without a gradient, and its temporarily unfrozen parameters."""
+    """The state of a pass that is ending: parameters without a gradient, and temporarily unfrozen ones."""
 
     absent: list[int]
     thawed: list[torch.Tensor]
@@ -240,7 +240,7 @@ class GradientAverager(Synchronizer):
         return self._parameters[0].device
 
     def start(self) -> None:
-        """See `Synchronizer`."""
+        """Connect, and add hooks to the parameters; see `Synchronizer`."""
         self._backward.add(self)
         self._reducer.connect()
         for position, parameter in enumerate(self._parameters):
@@ -255,7 +255,7 @@ class GradientAverager(Synchronizer):
 
     @property
     def order(self) -> GradientOrder | None:
-        """See `Synchronizer`; the entry None stands for the flags."""
+        """The order in which gradients are sent, where None stands for the flags; see `Synchronizer`."""
         order, unused = self._reducer.order, self._reducer.once_unused
         if order is None:
             return None
@@ -263,7 +263,7 @@ class GradientAverager(Synchronizer):
         return GradientOrder(tuple(names), tuple(self._named[position][0] for position in unused))
 
     def resume(self, order: GradientOrder) -> None:
-        """See `Synchronizer`."""
+        """Use the order stored in a checkpoint; see `Synchronizer`."""
         positions: dict[str | None, int] = {name: position for position, (name, _) in enumerate(self._named)}
         positions[None] = FLAGS
         if sorted(positions, key=str) != sorted(order.names, key=str):  # other parameters are frozen here
@@ -276,11 +276,11 @@ class GradientAverager(Synchronizer):
         self._arrived.clear()
 
     def check_ended(self) -> None:
-        """See `Synchronizer`."""
+        """Raise an error if the previous backward pass failed; see `Synchronizer`."""
         self._backward.check_ended()
 
     def check_averaged(self) -> None:
-        """See `Synchronizer`."""
+        """Raise an error if a step would use local gradients; see `Synchronizer`."""
         if self._group.world.size > 1:
             self._check.check()
 
@@ -320,7 +320,7 @@ class GradientAverager(Synchronizer):
         self._arrived[position] = None
 
     def _begin(self, position: int) -> None:
-        """Begin an exchange, at the first gradient of a pass."""
+        """Begin an exchange at the first gradient of a pass."""
         self._backward.check_ended()
         if position in self._arrived:
             raise FleetError(
@@ -337,7 +337,7 @@ class GradientAverager(Synchronizer):
         self._reducer.begin()
 
     def remaining_gradients(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return the leaves that the pass has not reached, each with the gradient to give to the reducer."""
+        """Return the leaves that the pass has not reached, each with its gradient for the reducer."""
         flags = self._reducer.flags
         absent = [position for position, each in enumerate(self._parameters) if each.grad is None]
         missing = [each for position, each in enumerate(self._parameters) if position not in self._arrived]
@@ -351,7 +351,7 @@ class GradientAverager(Synchronizer):
         return [*zeros, (flags.leaf, flags.gradient(absent, self.steps.digest ^ self._copies.digest))]
 
     def hand_back(self) -> None:
-        """Replace the gradients with the averages that have arrived."""
+        """Replace the parameters' gradients with their averages."""
         flags = self._reducer.flags
         ending, self._ending = cast("_Ending", self._ending), None
         for parameter in ending.thawed:

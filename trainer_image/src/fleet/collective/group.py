@@ -1,4 +1,4 @@
-"""The process groups of a collective job: connecting, disconnecting, and calls that all trainers make.
+"""The process groups of a collective job: connecting, disconnecting, and collective calls.
 
 Gradients use one set of connections, and the calls that all trainers make (barriers, small sums, the end) use
 another. On shared connections, a call by one trainer during the others' exchange of gradients would add its
@@ -65,7 +65,7 @@ class TextExchange:
         self._patience = timedelta(seconds=patience_seconds)
 
     def choose(self, key: str, ours: str, choose: Chooser) -> dict[int, str]:
-        """Publish this trainer's string; return it, together with the strings that trainer 0 selects."""
+        """Publish this trainer's string; return it together with the strings that trainer 0 selects."""
         self._store.set(f"{key}/{self._world.rank}", ours)
         if self._world.rank == 0:
             found = self._store.multi_get([f"{key}/{rank}" for rank in range(self._world.size)])
@@ -186,7 +186,7 @@ class Group:
         return group
 
     def close(self) -> None:
-        """Disconnect once all trainers have called this, because the others' calls need trainer 0's store."""
+        """Disconnect after all trainers have called this, because they need trainer 0's store until then."""
         self.barrier("stop_worker()")
         self._watchdog.close()
         if self._owns_default:
@@ -217,7 +217,7 @@ class Group:
             dist.all_reduce(values, _OPERATIONS[operation], group=self._calls, async_op=True).wait()
 
     def agree(self, key: str, value: str) -> dict[int, str]:
-        """Compare a value across all trainers; return it by rank, with up to two others if any differ.
+        """Compare a value across trainers; return this trainer's and, if any differ, up to two others.
 
         The others are trainer 0's value and the first value that differs from trainer 0's. Each trainer
         therefore receives a value that differs from its own, if there is one.
@@ -240,7 +240,7 @@ class Group:
         return self._compare_texts(key, value, set)
 
     def channel(self) -> dist.ProcessGroup | None:
-        """Return connections for one caller's exclusive use; every trainer must call this."""
+        """Return a process group for one caller's exclusive use; every trainer must call this."""
         self._num_channels += 1
         if self._num_channels == 1:
             return self._tensors
@@ -252,7 +252,7 @@ class Group:
         return cast("dist.ProcessGroup", channel)
 
     def use(self, parameters: Iterable[torch.Tensor], channel: dist.ProcessGroup | None = None) -> None:
-        """Prepare to exchange tensors like these; every trainer must call this before the exchange.
+        """Compare dtypes and devices, and connect GPUs, before an exchange; every trainer must call this.
 
         Raises
         ------
@@ -277,7 +277,7 @@ class Group:
                 self._connect(device, channel)
 
     def broadcast_(self, values: torch.Tensor, what: str) -> None:
-        """Replace `values`, of any dtype, with trainer 0's; shape and dtype must be equal on all trainers."""
+        """Replace `values` with trainer 0's; their shape and dtype must be the same on all trainers."""
         travelling = values.contiguous()  # bytes are sent in the order of memory, not of elements
         with self.waiting(what, device=values.device):
             flat = travelling.reshape(-1).view(torch.uint8)
@@ -339,7 +339,7 @@ class Group:
         carrier = "NCCL"
         if reason := why_not_nccl(self._facts):
             carrier = "gloo"
-            _log.warning("CUDA tensors travel through the host's memory, which is slow: %s", reason)
+            _log.warning("CUDA tensors are sent through host memory, which is slow: %s", reason)
         elif len({facts.model for facts in self._facts.values()}) > 1:
             models = ", ".join(f"trainer {rank}: {facts.model}" for rank, facts in self._facts.items())
             _log.warning("the trainers' GPUs differ, so all wait for the slowest (%s)", models)
@@ -379,7 +379,7 @@ def _two_unlike(texts: Mapping[int, str]) -> set[int]:
 
 @contextlib.contextmanager
 def _logging_the_interface(environ: Mapping[str, str]) -> Iterator[None]:
-    """Log the network interface if connecting takes long, because others may be unable to reach it."""
+    """Log the network interface if connecting takes long: other trainers may be unable to reach it."""
     interface = environ.get("GLOO_SOCKET_IFNAME", "")
     by = f"the interface {interface!r}" if interface else "the interface of this host's name"
     text = (
@@ -402,7 +402,7 @@ def _end_this_thread(error: FleetError) -> None:
 
 
 def _sockets() -> set[tuple[int, int]]:
-    """Return the descriptor and inode of every socket of this process, or nothing if /proc is missing."""
+    """Return the descriptor and inode of every socket of this process; empty if /proc is missing."""
     found: set[tuple[int, int]] = set()
     if sys.platform != "linux":
         return found

@@ -1,4 +1,4 @@
-"""Pure functions for heartbeats, which name the awaited event, and for reports on all trainers.
+"""Heartbeats, which name the event that a trainer awaits, and reports that summarize all trainers.
 
 Trainers wait for each other in two ways: in the exchange of a backward pass's gradients, and in calls that
 all of them make (a barrier, the end of the job). Each kind uses separate connections, so their data never
@@ -22,7 +22,7 @@ MAX_COHORTS: Final = 16
 
 
 class WaitKind(StrEnum):
-    """The kind of a wait: for a call that all trainers make, for a gradient exchange, or anything else."""
+    """The reason for a wait: a call that all trainers make, a gradient exchange, or something else."""
 
     CALL = "call"
     EXCHANGE = "exchange"
@@ -32,7 +32,7 @@ class WaitKind(StrEnum):
 
 @dataclass(frozen=True)
 class TrainerState:
-    """The state of one trainer at one moment.
+    """A snapshot of one trainer: its numbers of calls and exchanges, and its current wait.
 
     Attributes
     ----------
@@ -109,7 +109,7 @@ class Absence:
 
 @dataclass(frozen=True)
 class Cohort:
-    """The trainers in one state.
+    """A group of trainers in the same state.
 
     Attributes
     ----------

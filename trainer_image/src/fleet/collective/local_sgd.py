@@ -1,4 +1,4 @@
-"""LocalSGD: trainers step locally, and average their parameters after some of the steps."""
+"""LocalSGD: trainers step locally, and average their parameters at intervals."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ __all__ = ["ParameterAverager"]
 
 
 class ParameterAverager(Synchronizer):
-    """Averages an optimizer's parameters after some of its steps; see `Synchronizer`.
+    """Averages an optimizer's parameters at intervals; see `Synchronizer`.
 
     Gradients and the optimizer's state stay local to each trainer; `equalize` averages the state as well.
 
@@ -44,7 +44,7 @@ class ParameterAverager(Synchronizer):
         self._closed = False
 
     def start(self) -> None:
-        """See `Synchronizer`."""
+        """Connect to the other trainers; see `Synchronizer`."""
         self._channel = self._group.channel()
         self._group.use((parameter for _, parameter in self._named), self._channel)
 
@@ -59,7 +59,7 @@ class ParameterAverager(Synchronizer):
         self._stepped = False
 
     def check_scaled(self) -> None:
-        """Raise an error; see `Synchronizer`.
+        """Raise an error, because a GradScaler could skip a step on this trainer only.
 
         Raises
         ------
@@ -74,7 +74,7 @@ class ParameterAverager(Synchronizer):
 
     @property
     def step_of_gradients(self) -> int:
-        """The number of the step that uses the gradients; it counts steps, not passes. See `Synchronizer`."""
+        """The number of the step that will use the current gradients, counted in steps, not in passes."""
         return self.steps.number
 
     def on_step(self, groups: Sequence[Mapping[str, Any]]) -> None:
@@ -149,7 +149,7 @@ class ParameterAverager(Synchronizer):
 
 
 def _is_averaged(key: str, value: torch.Tensor, parameter: torch.Tensor) -> bool:
-    """Return True if an entry of the optimizer's state depends on gradients, as a step count does not."""
+    """Return True if an entry of the optimizer's state depends on gradients, unlike a step count."""
     like_the_parameter = value.shape == parameter.shape and key != "step"
     return (value.is_floating_point() or value.is_complex()) and (value.dim() > 0 or like_the_parameter)
 

@@ -17,7 +17,7 @@ __all__ = ["Distributed", "distribute", "named_parameters"]
 
 
 class Distributed:
-    """A mix-in for the class of the script's optimizer.
+    """A mix-in that adds fleet's methods to the class of the script's optimizer.
 
     Attributes
     ----------

@@ -45,9 +45,10 @@ Compression = Callable[[dist.ProcessGroup | None], CommHook]
 class Flags:
     """A leaf that is averaged like a parameter's gradient and carries control data between trainers.
 
-    A reducer returns only averages, so every element is 0 or 1. There is one for each parameter, whether this
-    trainer has a gradient of it, and one for each bit of a number. All trainers have the same number if the
-    average of each bit is 0 or 1. All trainers read the same averages, so all reach the same conclusion.
+    A reducer returns only averages, so every element is 0 or 1. There is one element for each parameter,
+    which is 1 if this trainer has a gradient of the parameter, and one for each bit of a number. All trainers
+    have the same number if the average of every bit is 0 or 1. All trainers read the same averages, so all
+    reach the same conclusion.
 
     Parameters
     ----------
@@ -80,7 +81,7 @@ class Flags:
         self._bits: deque[tuple[torch.Tensor, torch.cuda.Event | None]] = deque()
 
     def gradient(self, absent: Sequence[int], number: int) -> torch.Tensor:
-        """Return this trainer's flags: the parameters without a gradient, and a 32-bit number."""
+        """Return this trainer's flags, which encode the parameters without a gradient and a 32-bit number."""
         self.leaf.grad = None
         if not is_capturing(self.leaf.device):  # a captured graph would send the same number in each replay
             bits = [number >> bit & 1 for bit in range(FLAG_BITS)]
@@ -99,7 +100,7 @@ class Flags:
         return {position for position, average in zip(positions, averages, strict=True) if average == 0}
 
     def are_equal(self) -> bool:
-        """Return False if an average that has arrived shows that the trainers' numbers differ."""
+        """Return False if the flags received so far show that the trainers' numbers differ."""
         if is_capturing(self.leaf.device):
             return True
         self._bits.append(self._copied())
@@ -125,7 +126,7 @@ class Flags:
 
 
 class Buckets:
-    """torch's reducer over the current leaves; gradients become views of its buckets.
+    """torch's reducer for the given leaves, whose gradients become views of its buckets.
 
     Parameters
     ----------
@@ -173,7 +174,7 @@ class Buckets:
 
     @torch.enable_grad()
     def begin(self) -> None:
-        """Start averaging gradients as they arrive, until each leaf has one."""
+        """Begin a pass, in which gradients are averaged as they arrive."""
         self._parallel()
 
     @torch.enable_grad()
@@ -256,7 +257,7 @@ class Reducer:
         self._group.use(self._parameters, self._channel)
 
     def begin(self) -> None:
-        """Begin an exchange, at the first gradient of a pass.
+        """Begin an exchange at the first gradient of a pass.
 
         Raises
         ------
@@ -291,7 +292,7 @@ class Reducer:
 
     @property
     def num_bytes(self) -> int:
-        """The number of bytes averaged in each pass, unless the compression hook counts them."""
+        """The number of bytes averaged in each pass; 0 if the compression hook counts them."""
         return self.buckets.num_bytes if self._compression is None else 0
 
     def end(self, order: Iterable[int], unused: Collection[int]) -> None:

@@ -1,4 +1,4 @@
-"""Rendezvous of a job's trainers, through a key-value store in trainer 0's process.
+"""Rendezvous of a job's trainers through a key-value store in trainer 0's process.
 
 torch's store does not authenticate its clients. If the job has a key, the store therefore listens on trainer
 0's loopback address, and a gate listens at `World.port` instead. It forwards a connection once both ends have
@@ -136,9 +136,9 @@ def join(world: World, store: Store, wait: JoinWait) -> None:
 
 
 def shared_world(world: World, store: Store) -> World:
-    """Wait until the store is open; return the world to connect with.
+    """Return the world, without its endpoints if a launcher has ordered the ranks differently.
 
-    It has no endpoints if the launcher orders ranks differently.
+    This is known once all trainers have joined the launcher's store.
     """
     if not (world.launcher_has_store and world.endpoints) or store.get(_ALL_JOINED).decode() == _LISTED:
         return world
@@ -146,7 +146,7 @@ def shared_world(world: World, store: Store) -> World:
 
 
 def _missing(world: World, store: Store) -> Iterator[str]:
-    """Wait until all trainers have joined, and yield the names of the missing trainers at intervals."""
+    """Yield the names of the missing trainers at intervals until all trainers have joined."""
     missing = list(range(world.size))
     while missing and not _has_keys(
         store, [f"joined/{rank}" for rank in missing] if world.rank == 0 else [_ALL_JOINED]
@@ -176,7 +176,7 @@ def _has_keys(store: Store, keys: list[str]) -> bool:
 
 
 def _are_as_listed(world: World, store: Store) -> bool:
-    """Return whether every trainer has the name, including the endpoint, that trainer 0 expects."""
+    """Return whether every trainer has the name and endpoint that trainer 0 expects."""
     if not (world.launcher_has_store and world.endpoints):
         return False
     names = store.multi_get([f"joined/{rank}" for rank in range(world.size)])
@@ -272,7 +272,7 @@ def _connect(world: World, wait: JoinWait) -> Store:
 
 
 def open_gate(port: int, listener: socket.socket, key: bytes, half_open: HalfOpen | None = None) -> Relay:
-    """Forward connections to a store on this machine after the client has proven that it has the job's key.
+    """Open a relay to the store on this machine for clients that prove that they have the job's key.
 
     Parameters
     ----------
@@ -296,7 +296,7 @@ def open_gate(port: int, listener: socket.socket, key: bytes, half_open: HalfOpe
 
 
 def open_tunnel(host: str, port: int, key: bytes, patience_seconds: float = 0.0) -> Relay:
-    """Forward local connections to the gate on another machine, authenticated with the job's key.
+    """Open a relay from a local port to the gate on another machine, authenticated with the job's key.
 
     Parameters
     ----------
@@ -336,7 +336,7 @@ def _dial(host: str, port: int, patience_seconds: float) -> socket.socket:
 
 
 def _verify(connected: socket.socket, key: bytes) -> None:
-    """Verify that a client has the key, then prove the same to it; raise ConnectionError on failure."""
+    """Authenticate a client and this process to each other with the key; raise ConnectionError on failure."""
     challenge = secrets.token_bytes(CHALLENGE_BYTES)
     connected.sendall(challenge)
     answer, mac = _receive(connected, CHALLENGE_BYTES), _receive(connected, MAC_BYTES)
@@ -348,7 +348,7 @@ def _verify(connected: socket.socket, key: bytes) -> None:
 
 
 def _prove(dialled: socket.socket, key: bytes) -> None:
-    """Prove to the gate that this process has the key, after verifying the gate's proof."""
+    """Authenticate this process and the gate to each other with the key; raise ConnectionError on failure."""
     challenge, answer = _receive(dialled, CHALLENGE_BYTES), secrets.token_bytes(CHALLENGE_BYTES)
     dialled.sendall(answer + greeting_mac(key, Side.TRAINER, challenge, answer, of="store"))
     expected = greeting_mac(key, Side.SERVER, challenge, answer, of="store")

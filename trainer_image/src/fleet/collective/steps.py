@@ -38,14 +38,14 @@ Groups = Sequence[Mapping[str, Any]]
 
 
 def after_average(number: int) -> str:
-    """Describe the events before a step, for training that averages gradients."""
+    """Describe when a step was made, for training that averages gradients."""
     if number == 0:
         return "before any gradients were averaged"
     return f"after the average of step {number - 1}'s gradients"
 
 
 def after_steps(number: int) -> str:
-    """Describe the events before a step, for training that averages parameters."""
+    """Describe when a step was made, for training that averages parameters."""
     return f"after {number} step{'' if number == 1 else 's'}" if number else "before any other"
 
 
@@ -111,14 +111,14 @@ class Steps:
         self._recent: deque[Step] = deque(maxlen=_RECENT)
 
     def record(self, groups: Groups | None) -> None:
-        """Record a step with its hyper-parameters, or None if gradients were cleared without a step."""
+        """Record a step with its hyper-parameters; None stands for gradients cleared without a step."""
         self._count += 1
         self._recent.append(Step(self.number, groups))
         self.digest = zlib.crc32(f"{self.number} {groups}".encode(), self.digest)
 
     @property
     def account(self) -> Account:
-        """The description of this trainer's steps, which other trainers read if the digests differ."""
+        """The account of this trainer's steps, which other trainers read if the digests differ."""
         return Account(self._count, self.digest, tuple(self._recent))
 
     def compare(self, what: str) -> None:
@@ -150,7 +150,7 @@ def hyper_parameters(optimizer: "torch.optim.Optimizer") -> list[dict[str, Any]]
 def difference(
     accounts: Mapping[int, Account], rank: int, after: Callable[[int], str] = after_average
 ) -> tuple[int, str] | None:
-    """Return a trainer whose steps differ from those of trainer `rank`, and describe the difference.
+    """Return the first trainer whose steps differ from trainer `rank`'s, with a description, or None.
 
     Parameters
     ----------
@@ -182,7 +182,7 @@ def _known_from(account: Account) -> int:
 
 
 def _other_number(theirs: Account, ours: Account, rank: int, first: int) -> tuple[int, str, str] | None:
-    """Return where the step numbers first differ, with the number found and the number expected."""
+    """Return the first point at which numbers of steps differ, with a description of both, or None."""
     found, expected = (
         Counter((step.before, step.groups is None) for step in each.recent) for each in (theirs, ours)
     )
@@ -199,7 +199,7 @@ def _other_number(theirs: Account, ours: Account, rank: int, first: int) -> tupl
 
 
 def _other_options(theirs: Account, ours: Account, rank: int, first: int) -> tuple[int, str, str] | None:
-    """Return where a hyper-parameter first differs, with the value found and the value expected."""
+    """Return the first step whose hyper-parameters differ, with a description of both values, or None."""
     known = ([step for step in each.recent if step.before >= first] for each in (theirs, ours))
     for found, expected in zip(*known, strict=True):
         for number, (group, other) in enumerate(zip(found.groups or (), expected.groups or (), strict=False)):

@@ -160,7 +160,7 @@ class Alone(Synchronizer):
         self._keep_hooks(set())
 
     def on_step(self, groups: Sequence[Mapping[str, Any]]) -> None:  # noqa: ARG002 (nothing to compare with)
-        """Count a pass in which the hook did not run. See `Synchronizer`."""
+        """Count a pass that did not reach the hooked parameter; see `Synchronizer`."""
         if not self._parameters:  # all are sharded
             self.steps.number += 1
         elif not self._since_step and len(self._handles) == 1 < len(self._parameters):

@@ -106,7 +106,7 @@ class Trainer:
 
     @property
     def step(self) -> int:
-        """The number of averages of the first optimizer's gradients."""
+        """The number of times that the first optimizer's gradients have been averaged."""
         return self._distributed[0][1].steps.number if self._distributed else 0
 
     @property
@@ -127,7 +127,7 @@ class Trainer:
 
     @property
     def training(self) -> CollectiveTraining:
-        """The only distributed optimizer, to save, load or export.
+        """The training state of the only distributed optimizer, for saving, loading and exporting.
 
         Raises
         ------
@@ -142,7 +142,7 @@ class Trainer:
         return self._trainings[0]
 
     def train_programs_as(self, strategy: DistributedStrategy | DistributeTranspilerConfig | None) -> None:
-        """Set the function with which an `Executor` trains a program that was built with layers.
+        """Set the strategy with which an `Executor` trains a program that was built with layers.
 
         Raises
         ------
@@ -202,7 +202,7 @@ class Trainer:
             copies.push("fleet.push_parameters")
 
     def equalize(self, call: str) -> None:
-        """Average parameters that can differ between trainers; if none can, a single trainer may call this.
+        """Average the parameters if the trainers' copies differ; every trainer must then call this.
 
         Parameters
         ----------
@@ -262,7 +262,7 @@ class Trainer:
         )
 
     def _compare(self, group: Group, optimizer: torch.optim.Optimizer, copies: Copies) -> None:
-        """Raise an error if another trainer would exchange different tensors, which would never end."""
+        """Raise an error if trainers would exchange different tensors; such an exchange would never end."""
         lines = [f"the optimizer {type(optimizer).__name__}"]
         lines += copies.describe()
         lines += [
@@ -302,7 +302,7 @@ def _checked(strategy: DistributedStrategy | DistributeTranspilerConfig | None) 
 
 
 def _check(optimizer: torch.optim.Optimizer) -> None:
-    """Raise an error if an optimizer cannot be distributed, before any data is exchanged."""
+    """Raise an error if an optimizer cannot be distributed."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigurationError(
             f"distributed_optimizer: found {type(optimizer).__name__}; expected a torch.optim.Optimizer"
@@ -321,7 +321,7 @@ def _check(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _refuse_shared(copies: Copies, averaged: Iterable[Copies]) -> None:
-    """Refuse a parameter whose gradient another optimizer averages: reducers cannot share parameters."""
+    """Raise an error if another optimizer already averages the gradient of one of these parameters."""
     taken = {id(parameter) for each in averaged for _, parameter in each.whole}
     for name, parameter in copies.trained:
         if id(parameter) in taken:

@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 
 class CollectiveTraining(Saver):
-    """An optimizer and the tensors that it updates; see `fleet.checkpoint.Savable`.
+    """Saves, loads and exports an optimizer and the tensors that it updates.
 
     Every trainer holds the whole model, so a checkpoint has one shard. Its format is that of a job with one
     parameter server, and either kind of job can load the other's.
@@ -121,12 +121,12 @@ class CollectiveTraining(Saver):
             )
 
     def save(self, directory: str, status: TrainStatus) -> None:
-        """Save a checkpoint, after all trainers have made their copies equal. See `Saver.save`."""
+        """Make the trainers' copies equal, then save a checkpoint; see `Saver.save`."""
         self._synchronizer.equalize("a checkpoint")
         super().save(directory, status)
 
     def save_numbered(self, folder: str, status: TrainStatus, *, keep: int, incremental: bool = False) -> int:
-        """Save a checkpoint under the next number in a folder; see `Saver.save_numbered`."""
+        """Make the trainers' copies equal, then save under the next number; see `Saver.save_numbered`."""
         self._synchronizer.equalize("a checkpoint")
         return super().save_numbered(folder, status, keep=keep, incremental=incremental)
 
@@ -263,7 +263,7 @@ class CollectiveTraining(Saver):
         return [next(each for each in found if each.manifest.save == save) for save in shared], reasons
 
     def _with_trainers(self, by_rank: Mapping[int, Sequence[str]]) -> list[str]:
-        """Return each distinct reason once, with the trainers that reported it unless all did."""
+        """Return the distinct reasons, each with the trainers that reported it unless all trainers did."""
         ranks: dict[str, list[int]] = {}
         for rank, reasons in by_rank.items():
             for reason in reasons:
@@ -303,7 +303,7 @@ def _spans(source: Source) -> list[tuple[str, int, int]]:
 
 
 def _read(checkpoint: Checkpoint, source: Source) -> tuple[dict[str, Piece], TrainerPart | None]:
-    """Read a whole checkpoint before using any of it; a CheckpointError names each damaged file."""
+    """Read a whole checkpoint; raise a CheckpointError that names each damaged file."""
     files = ((checkpoint, file) for file in checkpoint.files_with(_spans(source)))
     check_files(files, Checkpoint.verify_file)
     pieces = {

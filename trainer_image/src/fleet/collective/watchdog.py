@@ -110,7 +110,7 @@ class Heartbeats:
             self._publish(self._text, ended, self._clock.now())
 
     def still_absent(self, absences: Sequence[Absence]) -> list[Absence]:
-        """Return the given absences that still continue."""
+        """Return the given absences that have not ended."""
         found = self._read([each.rank for each in absences])
         return [each for each in absences if found[each.rank].number == each.number]
 
@@ -155,7 +155,7 @@ class Heartbeats:
         return silent
 
     def _result_of(self, search: str, pause: Callable[[float], object]) -> list[int] | None:
-        """Return another trainer's search result, without this trainer, or None if nothing is published."""
+        """Wait for another trainer's search result; return its silent trainers, or None after a timeout."""
         pause(1.5 * self._deadlines.heartbeat_seconds)
         key = f"{_SEARCH}: {search}"
         for _ in range(ANSWER_ATTEMPTS):
@@ -172,7 +172,7 @@ class Heartbeats:
         return 2 * self._deadlines.heartbeat_seconds
 
     def _take_over(self, absences: Sequence[Absence], now: float) -> None:
-        """Become the observer unless another trainer was faster; keep the known absences."""
+        """Become the observer unless another trainer already is; keep the known absences."""
         if self._publish(self._text, self._claim(absences), now):
             self._seen = {each.rank: (each.number, now - each.seconds) for each in absences}
 
@@ -192,7 +192,7 @@ class Heartbeats:
         )
 
     def _publish(self, expected: str, report: Report, now: float) -> bool:
-        """Replace the report if it is still the expected one; return whether this trainer's is current."""
+        """Publish a report if the current one is as expected; return whether the new report is current."""
         text = report.to_text()
         there = self._exchange(_REPORT, expected, text)
         if there != self._text:
@@ -205,7 +205,7 @@ class Heartbeats:
         return {rank: Heartbeat.from_text(text.decode()) for rank, text in zip(ranks, found, strict=True)}
 
     def _exchange(self, key: str, expected: str, text: str) -> str:
-        """Set a key's value if it is missing or as expected; return the current value."""
+        """Set a key if its value is missing or as expected; return the key's current value."""
         with self._one_call():
             return self._store.compare_set(key, expected, text).decode()
 
@@ -221,7 +221,7 @@ class Heartbeats:
 
 
 class _Wait(NamedTuple):
-    """A wait of this trainer; `is_over` tells when a wait that continues on a GPU has ended."""
+    """A wait of this trainer; `is_over` returns True once a wait that continues on a GPU has ended."""
 
     state: TrainerState
     since: float
@@ -339,7 +339,7 @@ class Watchdog:
         )
 
     def silent_now(self) -> list[int]:
-        """Return the trainers that have missed a heartbeat; trainer 0 if its store cannot be reached."""
+        """Return the trainers that have missed a heartbeat; only trainer 0 if its store cannot be reached."""
         try:
             return self._heartbeats.find_silent(self._stop.wait)
         except (DistError, RuntimeError):
@@ -364,7 +364,7 @@ class Watchdog:
                 self._report_unreachable(self._clock.now() - unreachable_since, error)
 
     def _current_wait(self) -> _Wait | None:
-        """Return the current wait of this trainer or its GPU; return None if there is none."""
+        """Return the current wait of this trainer or its GPU, or None."""
         wait = self._wait
         if wait is None or wait.is_over is None:
             return wait
@@ -398,12 +398,12 @@ class Watchdog:
             _log.warning("%s has been waiting for %.0f s; %s", wait.state.what, now - wait.since, about)
 
     def _names(self, absences: Sequence[Absence], report: Report) -> str:
-        """Return the names of absent trainers; a report lists only the first few, and their number."""
+        """Return the names of absent trainers: the first few, and the number of the others."""
         number = max(len(absences), report.silent) if len(absences) >= SHOWN else len(absences)
         return self._world.names([each.rank for each in absences], number)
 
     def _names_elsewhere(self, mine: TrainerState, cohorts: Sequence[Cohort]) -> str:
-        """Return the names of the trainers that are alive but waiting for a different event than this one."""
+        """Return the names of the live trainers that are waiting for a different event than this one."""
         ranks, number = [], 0
         for cohort in cohorts:
             if cohort.state.what != mine.what:
@@ -445,6 +445,6 @@ def _key(rank: int) -> str:
 
 
 def _exchanges(state: TrainerState) -> str:
-    """Describe in words how many exchanges a trainer has completed."""
+    """Describe the number of gradient exchanges that a trainer has completed."""
     number = state.exchanges - (state.kind is WaitKind.EXCHANGE)
     return f"{number} exchange{'' if number == 1 else 's'} of gradients"

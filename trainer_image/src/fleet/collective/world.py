@@ -73,7 +73,7 @@ class World:
         return f"trainer {rank} ({self.host}:{self.port})" if rank == 0 else f"trainer {rank}"
 
     def names(self, ranks: Sequence[int], number: int | None = None) -> str:
-        """Return the names of some trainers for messages: at most eight names.
+        """Return the names of the given trainers for messages, at most eight of them.
 
         Parameters
         ----------
@@ -88,7 +88,7 @@ class World:
 
 
 def find_world(role: "Role", environ: Mapping[str, str]) -> World:
-    """Find the store at ``MASTER_ADDR`` and ``MASTER_PORT``, or else at trainer 0's endpoint.
+    """Return the world, with the store at ``MASTER_ADDR:MASTER_PORT`` or else at trainer 0's endpoint.
 
     Raises
     ------
@@ -148,7 +148,7 @@ def with_separate_port(world: World) -> World:
 
 
 def listen_at(host: str, port: int) -> socket.socket:
-    """Listen on a host's address if it is this machine's; otherwise, as for a Service, on all addresses.
+    """Listen on a host's address if it is this machine's, else on all addresses, as for a Service.
 
     Raises
     ------
@@ -184,7 +184,7 @@ def is_here(host: str) -> bool:
 
 
 def is_elsewhere(host: str) -> bool:
-    """Return True if a host resolves to addresses, none of which belongs to this machine."""
+    """Return True if a host resolves, but not to an address of this machine."""
     return bool(_addresses(host)) and not is_here(host)
 
 

@@ -1,4 +1,4 @@
-"""Criteo's published click logs: a label, 13 counts and 26 categories per line, separated by tabs.
+"""Criteo's click logs: a label, 13 counts and 26 categories per line, separated by tabs.
 
 Files are streamed, so a data set may be larger than memory. Malformed lines are skipped, counted, and logged
 with their file and number.
@@ -27,9 +27,9 @@ COUNTS: Final = 13
 CATEGORIES: Final = 26
 _FIELDS: Final = 1 + COUNTS + CATEGORIES
 _MAX_LOGGED: Final = 3
-"""Malformed lines of a file that are logged one by one."""
+"""The number of malformed lines of a file that are logged individually."""
 _MIN_LINES: Final = 1000
-"""A file with more malformed lines than good ones after this many is taken for another format."""
+"""The number of lines after which a file is rejected if most of them are malformed."""
 _COUNT_LIMIT: Final = 1 << 63
 """Upper bound of the absolute value of a count."""
 _DIGITS: Final = b"0123456789abcdefABCDEF-"
@@ -40,14 +40,14 @@ _log = logging.getLogger(__name__)
 
 
 class Batch(NamedTuple):
-    """Samples parsed from a group of lines.
+    """A batch of samples, each parsed from one line.
 
     Attributes
     ----------
     dense : float32[n, 13]
         ``log(1 + count)``; 0 for a missing or negative count.
     ids : int64[n, 26]
-        Categories, hashed with their column; a missing one counts as a separate category.
+        Categories, hashed with their column; a missing category counts as a separate one.
     labels : float32[n]
         1 for a click, else 0.
     """
@@ -58,7 +58,7 @@ class Batch(NamedTuple):
 
 
 class CriteoFiles(IterableDataset[Batch]):
-    """Batches of the samples in files, in line order.
+    """An iterable data set that yields batches of samples from files, in line order.
 
     Use the data set with ``DataLoader(dataset, batch_size=None)``. With n worker processes, each reads every
     n-th line.
@@ -99,7 +99,7 @@ class CriteoFiles(IterableDataset[Batch]):
         self._share = share
 
     def __iter__(self) -> Iterator[Batch]:
-        """Read the files from the beginning."""
+        """Yield batches, starting at the beginning of the first file."""
         index, of = self._share
         if (worker := get_worker_info()) is not None:
             index, of = index + of * worker.id, of * worker.num_workers
@@ -142,7 +142,7 @@ class CriteoFiles(IterableDataset[Batch]):
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A well-formed line; `_NO_CATEGORY` stands for a missing category."""
+    """A parsed line, in which `_NO_CATEGORY` stands for a missing category."""
 
     label: int
     counts: list[int]
@@ -150,12 +150,12 @@ class _Line:
 
 
 def hashed(categories: NDArray[np.uint64], hash_size: int) -> NDArray[np.int64]:
-    """Return the ids of categories: hashes of each category together with its column.
+    """Return the ids of categories, hashed together with their column.
 
     Parameters
     ----------
     categories : uint64[n, 26]
-        Below 2**32; 2**32 for a missing one.
+        Below 2**32; 2**32 for a missing category.
     hash_size : int
 
     Returns
@@ -173,7 +173,7 @@ def _opened(path: Path) -> IO[bytes] | gzip.GzipFile:
 
 
 def _parse(text: bytes) -> _Line | str:
-    """Parse a line; return the reason instead if it is malformed."""
+    """Return a parsed line, or the reason why the line is malformed."""
     label, *fields = text.rstrip(b"\r\n").split(b"\t")
     if len(fields) + 1 != _FIELDS:
         return f"a line of {len(fields) + 1} fields, expected {_FIELDS}"

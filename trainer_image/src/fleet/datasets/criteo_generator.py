@@ -1,4 +1,4 @@
-"""Generates files in the format of Criteo's click logs with a known ground truth.
+"""A generator of files in the format of Criteo's click logs, with a known ground truth.
 
 Categories are Zipf distributed. Each category and each count has a weight, and the weights of a line add up
 to the logit of its click. The quality of a perfect model is therefore known: `write` returns its area under
@@ -29,7 +29,7 @@ _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
 def write(path: Path, lines: int, *, vocabulary: int = 10_000, skew: float = 1.05, seed: int = 0) -> float:
-    """Write a file.
+    """Write a file of random lines; return the AUC of a perfect model.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ def write(path: Path, lines: int, *, vocabulary: int = 10_000, skew: float = 1.0
 
 
 def _logits(ranks: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the logits of lines; missing fields contribute nothing."""
+    """Return the click logit of each line; missing fields contribute nothing."""
     key = generator_key(0, "criteo")
     ids = (np.arange(CATEGORIES, dtype=np.int64) << 32) + ranks
     weights = Normal(0.0, _WEIGHT).of(ids.reshape(-1), 1, key).reshape(ids.shape)
@@ -93,7 +93,7 @@ def _opened(path: Path) -> IO[bytes] | gzip.GzipFile:
 
 
 def main() -> None:
-    """Write the files named on the command line; print a perfect model's quality on each."""
+    """Write the files named on the command line; print a perfect model's AUC on each."""
     parser = argparse.ArgumentParser(description="Generate files in the format of Criteo's click logs.")
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--lines", type=int, default=100_000, help="lines of each file")

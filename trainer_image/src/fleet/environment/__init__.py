@@ -1,1 +1,1 @@
-"""The settings that a job passes to its processes in environment variables, except roles."""
+"""Settings, other than roles, that a job passes to its processes in environment variables."""

@@ -1,4 +1,4 @@
-"""Deadlines and other positive numbers in a job's environment; errors name the variable."""
+"""Deadlines and other positive numbers that are read from environment variables."""
 
 import math
 from collections.abc import Mapping
@@ -11,39 +11,42 @@ __all__ = ["Deadlines", "count", "positive"]
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """The time limits of replicas: a peer is silent after `silent_seconds`, lost `deadline_seconds` later."""
+    """Time limits of a replica for its peers, and the interval of heartbeats."""
 
     heartbeat_seconds: float = 2.0
     deadline_seconds: float = 180.0
     start_deadline_seconds: float | None = None
-    """How long to wait for peers that have not started yet; None: as long as for a lost peer."""
+    """The time limit for peers that have not started yet; None means the limit for a lost peer."""
 
     @property
     def silent_seconds(self) -> float:
-        """The seconds of silence, five heartbeats, after which the log names a peer."""
+        """The seconds of silence, five heartbeat intervals, after which the log names a peer."""
         return 5 * self.heartbeat_seconds
 
     @property
     def starting_seconds(self) -> float:
-        """The seconds to wait for peers that have not started yet: at least the deadline for a lost peer.
+        """The time limit for peers that have not started yet, never below the deadline for a lost peer.
 
-        The job's pendingDeadlineSeconds may be short, and no longer applies once the pods run, when the
-        processes still have to import modules and load data before they join.
+        The job's pendingDeadlineSeconds may be short, because it ends when the pods run. The processes must
+        then still import modules and load data before they join.
         """
         return max(self.start_deadline_seconds or 0.0, self.deadline_seconds)
 
     @property
     def stalled_seconds(self) -> float:
-        """The seconds for which a live peer may keep the others waiting.
+        """The maximum time for which a live peer may keep the others waiting.
 
-        It is much longer than the deadline for a lost peer, because a long evaluation or checkpoint on one
+        This is much longer than the deadline for a lost peer, because a long evaluation or checkpoint on one
         trainer is not a failure.
         """
         return 10 * self.deadline_seconds
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> "Deadlines":
-        """Read ``FLEET_HEARTBEAT_SECONDS``, ``FLAGS_rpc_deadline`` (ms), ``FLEET_START_DEADLINE_SECONDS``.
+        """Read the limits from environment variables; an unset variable means the default.
+
+        The variables are ``FLEET_HEARTBEAT_SECONDS``, ``FLAGS_rpc_deadline`` (in milliseconds) and
+        ``FLEET_START_DEADLINE_SECONDS``.
 
         Raises
         ------
@@ -78,7 +81,7 @@ def positive(environ: Mapping[str, str], name: str, default: float) -> float:
 
 
 def count(environ: Mapping[str, str], name: str, default: int) -> int:
-    """Return the positive whole number in a variable; see `positive`."""
+    """Return the positive whole number in a variable, or `default` if it is unset; see `positive`."""
     number = positive(environ, name, default)
     if number != int(number):
         raise ConfigurationError(f"{name} is {environ[name]!r}; expected a whole number")

@@ -1,4 +1,4 @@
-"""Endpoints: ``host:port`` strings, which every setting checks in the same way."""
+"""Parsing and validation of endpoints, which are ``host:port`` strings."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,11 +15,12 @@ _MOST: Final = 1_000_000
 
 
 def split_endpoints(value: str | Iterable[str]) -> list[str]:
-    """Return a list of endpoints from comma-separated text or a list, with whitespace removed.
+    """Return a list of endpoints, given comma-separated text or an iterable.
 
-    A range in a text stands for each of its numbers, the last range varying fastest: ``t-[0-1]:[6170-6171]``
-    is ``t-0:6170,t-0:6171,t-1:6170,t-1:6171``. A range with a stride is raised by it for each number of the
-    previous range: ``t-[0-1]:[6170-6171+9]`` is ``t-0:6170,t-0:6171,t-1:6179,t-1:6180``.
+    Whitespace around endpoints is removed. In text, a range expands to each of its numbers, and the last
+    range varies fastest: ``t-[0-1]:[6170-6171]`` means ``t-0:6170,t-0:6171,t-1:6170,t-1:6171``. A stride is
+    added to a range for each number of the previous range: ``t-[0-1]:[6170-6171+9]`` means
+    ``t-0:6170,t-0:6171,t-1:6179,t-1:6180``.
     """
     if isinstance(value, str):
         return [endpoint for part in value.split(",") for endpoint in _expanded(part.strip())]
@@ -28,7 +29,7 @@ def split_endpoints(value: str | Iterable[str]) -> list[str]:
 
 
 def endpoint_problem(endpoint: str) -> str | None:
-    """Describe what is wrong with one endpoint; None if it is ``host:port``.
+    """Describe what is wrong with an endpoint; return None if it is a valid ``host:port``.
 
     An IPv6 address is written in brackets: ``[::1]:6174``.
     """
@@ -49,7 +50,7 @@ def endpoint_problem(endpoint: str) -> str | None:
 
 
 def endpoints_problem(endpoints: Sequence[str]) -> str | None:
-    """Describe what is wrong with a list of endpoints; None if all are well-formed and distinct."""
+    """Describe what is wrong with a list of endpoints; return None if all are valid and distinct."""
     if not any(endpoints):
         return "it is empty"
     for endpoint in endpoints:
@@ -64,7 +65,7 @@ def endpoints_problem(endpoints: Sequence[str]) -> str | None:
 
 
 def _expanded(pattern: str) -> list[str]:
-    """Expand a pattern into endpoints; return the text unchanged if it has no ranges or too many."""
+    """Return the endpoints of a pattern with ranges, or the pattern itself if it has none or too many."""
     ranges = [(int(first), int(last), int(stride or 0)) for first, last, stride in _RANGE.findall(pattern)]
     lengths = [last + 1 - first for first, last, _ in ranges]
     follows_none = bool(ranges) and ranges[0][2] > 0  # a stride without a previous range
@@ -79,7 +80,7 @@ def _expanded(pattern: str) -> list[str]:
 
 
 def _numbers(ranges: Sequence[tuple[int, int, int]], places: Sequence[int]) -> Iterator[int]:
-    """Yield the number at each range's index, increased by its stride times the previous range's index."""
+    """Yield the number at each range's index, plus the stride times the previous range's index."""
     before = 0
     for (first, _, stride), place in zip(ranges, places, strict=True):
         yield first + place + stride * before

@@ -1,4 +1,4 @@
-"""The network interface that connects this trainer to the others, on a node with several interfaces.
+"""Selection of the network interface through which gloo and NCCL connect trainers.
 
 A pod on its node's network (``FLEET_HOST_NETWORK``) also sees the node's bridges and the interfaces of other
 pods. gloo and NCCL would choose an interface by name or order; the correct one is the one that routes to
@@ -31,7 +31,7 @@ _IPV6 = Path("/proc/net/if_inet6")
 def choose_interface(
     host: str, port: int, environ: MutableMapping[str, str], patience_seconds: float = 0.0
 ) -> None:
-    """Make gloo and NCCL use the interface that routes to trainer 0, unless the environment names one.
+    """Make gloo and NCCL use the interface that routes to trainer 0 unless the environment names one.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ def _has_address(host: str) -> bool:
 
 
 def interface_to(host: str, port: int) -> str | None:
-    """Return the network interface that this machine would use to reach a host.
+    """Return the network interface through which this machine would reach a host.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The `fleet` calls that both kinds of job share."""
+"""The methods that the `fleet` singletons of both kinds of job share."""
 
 import logging
 import socket
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 else:
 
     class PublicNames:
-        """The public names of the package as attributes, as in ``fleet.report``."""
+        """Provides the package's public names as attributes, as in ``fleet.report``."""
 
         def __getattr__(self, name: str) -> object:
             if name in package.NAMES:
@@ -58,7 +58,7 @@ _ALONE = {
 
 
 class ProgramMinimizer:
-    """The result of ``fleet.distributed_optimizer`` for an optimizer of `fleet.fluid.optimizer`.
+    """A distributed optimizer for programs that are built with layers; see `fleet.fluid.optimizer`.
 
     Parameters
     ----------
@@ -110,7 +110,7 @@ class ProgramMinimizer:
 
 
 class FleetCalls(SavingCalls, LoopCalls, PublicNames):
-    """The calls that both kinds of job share; a subclass for each kind adds its way of training."""
+    """The base class of the `fleet` singletons, with the methods that both kinds of job share."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
     def all_reduce_worker(
         self, values: Any, output: npt.NDArray[Any] | None = None, mode: str = "sum"
     ) -> Any:
-        """Reduce numbers over all trainers; in a job with servers, completed trainers are excluded.
+        """Reduce numbers over all trainers that have not completed.
 
         Parameters
         ----------
@@ -149,7 +149,7 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
 
     @property
     def metrics(self) -> Metrics:
-        """Metrics over all trainers' samples: each trainer adds its own samples, then calls ``compute``."""
+        """A factory of metrics that are computed over the samples of all trainers."""
         return Metrics(self.all_reduce_worker)
 
     @property
@@ -160,7 +160,7 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
     @property
     @abstractmethod
     def main_program(self) -> Program:
-        """The program that this replica runs, after ``minimize``; a trainer runs it in each step."""
+        """The program that this replica runs; available after ``minimize``."""
 
     @property
     def startup_program(self) -> Program:
@@ -200,19 +200,19 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
     def _minimizes(
         self, optimizer: ProgramOptimizer, transpile: Callable[[Program, Program | None], None]
     ) -> ProgramMinimizer:
-        """Register the minimizer of a built program; `fleet.minimize` calls the first one."""
+        """Return a minimizer for a built program; `fleet.minimize` uses the first one."""
         minimizer = ProgramMinimizer(optimizer, transpile)
         self._describe = self._describe or minimizer.minimize
         return minimizer
 
     @abstractmethod
     def _all_reduce(self, numbers: npt.NDArray[Any], operation: str) -> npt.NDArray[Any]:
-        """Reduce numbers over the trainers; keep their shape and type."""
+        """Return numbers reduced over the trainers, in the same shape and dtype."""
 
     def _describes(
         self, model: Module | None, capture: Callable[[Module, Callable[..., Any]], None]
     ) -> Callable[..., None]:
-        """Register the ``minimize`` of an optimizer; `fleet.minimize` calls the first one."""
+        """Return the ``minimize`` of an optimizer; `fleet.minimize` uses the first one."""
 
         def minimize(
             loss_fn: Callable[..., Any],
@@ -237,7 +237,7 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
         return minimize
 
     def is_worker(self) -> bool:
-        """Return whether this process is a trainer; in a collective job every process is one.
+        """Return whether this process is a trainer; True for every process of a collective job.
 
         Returns
         -------
@@ -252,7 +252,7 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
         return self._started_role().is_worker
 
     def is_first_worker(self) -> bool:
-        """Return whether this process is trainer 0, which does the work that only one trainer must do.
+        """Return whether this process is trainer 0, which does work that only one trainer may do.
 
         Returns
         -------
@@ -267,7 +267,7 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
         return self._started_role().is_first_worker
 
     def worker_index(self) -> int:
-        """Return this trainer's index, which in a collective job is its rank.
+        """Return this trainer's index; in a collective job, its rank.
 
         Returns
         -------
@@ -301,7 +301,7 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
     @overload
     def worker_endpoints(self, to_string: Literal[True]) -> str: ...
     def worker_endpoints(self, to_string: bool = False) -> list[str] | str:
-        """Return every trainer's host:port, as a list or as comma-separated text.
+        """Return the host:port of every trainer, as a list or as comma-separated text.
 
         With parameter servers the result is empty, because trainers do not listen.
 
@@ -323,7 +323,7 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
         return _listed(self._started_role().worker_endpoints, to_string)
 
     def server_num(self) -> int:
-        """Return the number of parameter servers, which is 0 in a collective job.
+        """Return the number of parameter servers; 0 in a collective job.
 
         Returns
         -------
@@ -342,7 +342,7 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
     @overload
     def server_endpoints(self, to_string: Literal[True]) -> str: ...
     def server_endpoints(self, to_string: bool = False) -> list[str] | str:
-        """Return every server's host:port, as a list or as comma-separated text; empty in a collective job.
+        """Return the host:port of every parameter server, as a list or as comma-separated text.
 
         Parameters
         ----------
@@ -362,7 +362,7 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
         return _listed(self._started_role().server_endpoints, to_string)
 
     def split_files(self, files: Sequence[File]) -> list[File]:
-        """Return this trainer's contiguous share of the files; the lowest indexes get any remaining files.
+        """Return this trainer's contiguous share of a list of files.
 
         Parameters
         ----------
@@ -372,7 +372,8 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
         Returns
         -------
         list of str or path
-            May be empty if there are fewer files than trainers.
+            If the files do not divide evenly, the trainers with the lowest indexes get one more. Empty if
+            there are fewer files than trainers and this trainer gets none.
 
         Raises
         ------
@@ -388,7 +389,7 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
         return share_of_files(files, role.index, role.worker_num)
 
     def _find_role(self, role_maker: RoleMaker, *, collective: bool) -> Role:
-        """Return the role for ``init``; raise ConfigurationError if the role is for the other kind of job.
+        """Return the role for ``init``; raise ConfigurationError if it belongs to the other kind of job.
 
         From here on, a user's mistake ends the process as it would end a replica, although the role is not
         known yet.
@@ -401,8 +402,8 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
             raise ConfigurationError(_OTHER_FLEET[collective])
         if role.is_alone:
             _log.info(
-                "no job is around this process, so it trains alone, %s; to start several processes: fleetjob "
-                "run -f fleetjob.yaml, or python -m fleet.%s SCRIPT",
+                "this process belongs to no job, so it trains alone, %s; to start several processes: "
+                "fleetjob run -f fleetjob.yaml, or python -m fleet.%s SCRIPT",
                 *_ALONE[collective],
             )
             return _on_free_port(role)
@@ -418,7 +419,7 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
 
 
 def _on_free_port(role: Role) -> Role:
-    """Replace the endpoint of a single-process job with one on a free port: several may share a host."""
+    """Give a process that trains alone an endpoint with a free port, because several may share a host."""
     with socket.create_server((role.current_host, 0)) as listener:
         endpoint = f"{role.current_host}:{listener.getsockname()[1]}"
     if role.is_collective:

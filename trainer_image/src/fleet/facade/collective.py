@@ -1,4 +1,4 @@
-"""The `fleet` singleton of a collective job: one object per process, with Paddle's methods."""
+"""The `fleet` singleton of a collective job, with Paddle's method names."""
 
 import os
 from collections.abc import Callable
@@ -31,7 +31,7 @@ _SUMMED = frozenset({"complex64", "complex128"})
 
 
 class Fleet(FleetCalls):
-    """The interface of a collective job, in which every process is a trainer, for training scripts.
+    """The interface of a collective job for training scripts; every process of the job is a trainer.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ class Fleet(FleetCalls):
 
     @property
     def step(self) -> int:
-        """The number of averages of the first optimizer's gradients."""
+        """The number of times that the first optimizer's gradients have been averaged."""
         return self._trainer.step
 
     def server_index(self) -> int:
@@ -150,7 +150,7 @@ class Fleet(FleetCalls):
         )
 
     def init_worker(self) -> None:
-        """Wait until every trainer has made this call.
+        """Wait until every trainer has called this.
 
         Raises
         ------
@@ -162,7 +162,7 @@ class Fleet(FleetCalls):
         self.barrier_worker()
 
     def stop_worker(self) -> None:
-        """Wait until every trainer has made this call, leave the group, and write the final progress.
+        """Wait until every trainer has called this, leave the group, and write the final progress.
 
         Raises
         ------
@@ -197,7 +197,7 @@ class Fleet(FleetCalls):
 
     @property
     def main_program(self) -> Program:
-        """The program that a trainer runs in each step, after ``minimize``.
+        """The program that a trainer runs in each step; available after ``minimize``.
 
         Raises
         ------
@@ -235,13 +235,13 @@ class Fleet(FleetCalls):
         Parameters
         ----------
         optimizer : torch.optim.Optimizer or fleet.fluid.optimizer.Optimizer
-            Any torch optimizer; the gradients of its parameters are averaged. Or that of a program that is
-            built with layers: its ``minimize(loss)`` transpiles the program in place, and its startup
-            program does what is described above.
+            Any torch optimizer; the gradients of its parameters are averaged. Or the optimizer of a program
+            that is built with layers: ``minimize(loss)`` transpiles the program in place, and the startup
+            program copies trainer 0's parameters.
         strategy : DistributedStrategy or DistributeTranspilerConfig, optional
             How to train.
         model : optional
-            The model, which names parameters in messages. By default the module that holds all of them.
+            The model, which names parameters in messages. By default the module that holds all parameters.
 
         Raises
         ------
@@ -266,7 +266,7 @@ class Fleet(FleetCalls):
     def _transpile(self, program: Program, startup_program: Program | None) -> None:
         """Transpile a built program into this trainer's program."""
         role = self._started_role()
-        # torchrun knows ranks, not endpoints, which the program only shows.
+        # torchrun provides ranks but no endpoints; the program only displays the endpoints.
         endpoints = role.worker_endpoints or [f"trainer-{rank}:1" for rank in range(role.worker_num)]
         transpiler = DistributeTranspiler(DistributeTranspilerConfig(mode="collective"))
         transpiler.transpile(
@@ -309,7 +309,7 @@ class Fleet(FleetCalls):
 
 
 def _travelling(array: npt.NDArray[Any], mode: str) -> npt.NDArray[Any]:
-    """Return a row-major copy in a dtype that gloo can reduce: narrow integers become int64."""
+    """Return a contiguous copy in a dtype that gloo can reduce; narrow integers become int64."""
     if array.dtype.kind in "iu" and array.dtype.itemsize < 8:
         return array.astype(np.int64, order="C")
     whole, complex_sum = array.dtype.name in _COMBINED, array.dtype.name in _SUMMED and mode == "sum"

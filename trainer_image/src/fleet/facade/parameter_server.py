@@ -1,4 +1,4 @@
-"""The `fleet` singleton of a parameter-server job: one object per process, with Paddle's methods."""
+"""The `fleet` singleton of a parameter-server job, with Paddle's method names."""
 
 import os
 from collections.abc import Callable
@@ -144,7 +144,7 @@ class Fleet(FleetCalls):
 
     @property
     def main_program(self) -> Program:
-        """The program that this replica runs, after ``minimize``; a trainer runs it in each step.
+        """The program that this replica runs; available after ``minimize``.
 
         Raises
         ------
@@ -155,7 +155,7 @@ class Fleet(FleetCalls):
 
     @property
     def server_program(self) -> Program:
-        """The program that this parameter server runs; the same as `main_program`.
+        """The program that this parameter server runs, which is also its `main_program`.
 
         Raises
         ------
@@ -182,7 +182,7 @@ class Fleet(FleetCalls):
 
     @property
     def step(self) -> int:
-        """The number of steps since the start of the job; a restarted trainer continues from it."""
+        """The number of steps since the start of the job, including those before a restart."""
         trainer = self._session()
         return trainer.current_step if trainer is not None else 0
 
@@ -205,18 +205,18 @@ class Fleet(FleetCalls):
         strategy: DistributedStrategy | DistributeTranspilerConfig | None = None,
         model: torch.nn.Module | None = None,
     ) -> DistributedOptimizer | ProgramMinimizer:
-        """Distribute the parameters of an optimizer over the parameter servers.
+        """Return an optimizer whose parameters are distributed over the parameter servers.
 
         Trainers and servers must call this with the same arguments.
 
         Parameters
         ----------
         optimizer : torch.optim.Optimizer or fleet.fluid.optimizer.Optimizer
-            The user's optimizer, of any class that steps each parameter independently; or that of a program
-            that is built with layers, whose ``minimize(loss)`` then makes the programs of the job.
+            The user's optimizer, of any class that steps each parameter independently. Or the optimizer of a
+            program that is built with layers: ``minimize(loss)`` makes the programs of the job.
         strategy : DistributedStrategy or DistributeTranspilerConfig, optional
         model : torch.nn.Module, optional
-            Provides the names of the parameters. By default the module that holds all of them, if there is
+            Provides the names of the parameters. By default the module that holds all parameters, if there is
             one.
 
         Returns
@@ -277,7 +277,7 @@ class Fleet(FleetCalls):
         return self._minimizes(optimizer, self._transpile)
 
     def init_server(self, model_dir: str | os.PathLike[str] | None = None) -> None:
-        """Copy this server's slices from the model of this process, and start accepting trainers.
+        """Initialize this server from the model or a checkpoint, and start accepting trainers.
 
         Parameters
         ----------
@@ -294,7 +294,7 @@ class Fleet(FleetCalls):
         self._server = self._start_serving(model_dir)
 
     def run_server(self) -> None:
-        """Serve until every trainer has completed; calls `init_server` first if the script has not.
+        """Serve until every trainer has completed, after calling `init_server` if the script has not.
 
         Raises
         ------
@@ -347,7 +347,7 @@ class Fleet(FleetCalls):
         self._started_trainer().session.calls.barrier()
 
     def push_parameters(self) -> None:
-        """Send the values that the script has written to parameters to the parameter servers.
+        """Send parameter values that the script has written to the parameter servers.
 
         In sync mode, every trainer must call this between the same two steps, and all receive the first
         trainer's values. In async and half-async mode, the caller's values replace the servers', and the
@@ -393,7 +393,7 @@ class Fleet(FleetCalls):
         return server
 
     def _transpile(self, program: Program, startup_program: Program | None = None) -> None:
-        """Plan a step that an executor will run, and render its programs."""
+        """Plan the training step of a program that an executor will run."""
         role = self._started_role()
         transpiler = DistributeTranspiler(self._strategy.transpiler, mode=self._strategy.mode)
         transpiler.transpile(
@@ -415,7 +415,7 @@ class Fleet(FleetCalls):
             self._programs = trained, trained.startup_program or Program()
 
     def _server_within(self) -> ServerPlan | None:
-        """Return the plan of the server inside this process, or None if the process does not train alone."""
+        """Return the plan of the server in this process; None unless this process trains alone."""
         role = self._started_role()
         if not role.is_alone:
             return None
@@ -433,7 +433,7 @@ class Fleet(FleetCalls):
         return self._plan, self._source
 
     def _ready(self) -> tuple[JobPlan, Source]:
-        """Check that programs are unedited, print a preview if requested, and return the plan."""
+        """Check that programs are unedited, print them if requested, and return the plan and its source."""
         planned = self._planned()
         for each in self._programs or ():
             check_unedited(each)
@@ -442,7 +442,7 @@ class Fleet(FleetCalls):
         return planned
 
     def _rendered(self) -> tuple[Program, Program]:
-        """Return this replica's main and startup programs; every call returns the same objects."""
+        """Return this replica's main and startup programs, which are rendered on the first call."""
         plan, source = self._planned()
         role = self._started_role()
         if self._programs is None:
@@ -495,7 +495,7 @@ class Fleet(FleetCalls):
         return TrainerPart.from_bytes(part, str(found.directory)).status
 
     def _session(self) -> Trainer | None:
-        """Return the session started by `init_worker` or an executor, or None if there is none."""
+        """Return the trainer that `init_worker` or an executor has started, or None."""
         if self._trainer is None and self._source is not None and self._started_role().is_worker:
             self._trainer = find_trainer(self._source)
         return self._trainer

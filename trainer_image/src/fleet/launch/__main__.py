@@ -1,4 +1,4 @@
-"""``python -m fleet.launch``: see :mod:`fleet.launch.collective`."""
+"""Entry point of ``python -m fleet.launch``; see :mod:`fleet.launch.collective`."""
 
 import sys
 

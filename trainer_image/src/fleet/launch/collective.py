@@ -64,7 +64,7 @@ class Node:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse the command line; the values are checked by :func:`node`."""
+    """Parse the command line; :func:`node` checks the values."""
     parser = argparse.ArgumentParser(
         prog="python -m fleet.launch",
         description="Run a training script as the workers of a collective job on this node. The exit status "
@@ -151,7 +151,7 @@ def node(
     count_gpus: Callable[[Mapping[str, str]], int] = visible_gpus,
     has_gpu: Callable[[], bool] = has_device_files,
 ) -> Node:
-    """Describe this node from the flags, the environment or, if neither is set, as the only node.
+    """Return this node as described by the flags or the environment, or else as the only node.
 
     Parameters
     ----------
@@ -183,7 +183,7 @@ def node(
 
 
 def _selected(gpus: str, environ: Mapping[str, str]) -> str:
-    """Return the names in CUDA_VISIBLE_DEVICES of the GPUs whose indexes the flag selects."""
+    """Return the entries of CUDA_VISIBLE_DEVICES that --selected_gpus selects by index."""
     limit = environ.get("CUDA_VISIBLE_DEVICES")
     if not gpus or limit is None:
         return gpus
@@ -203,7 +203,7 @@ def _selected(gpus: str, environ: Mapping[str, str]) -> str:
 
 
 def grace_seconds(arguments: argparse.Namespace, environ: Mapping[str, str]) -> float:
-    """Return the seconds for workers to end after the launcher gets a signal: most of its grace period."""
+    """Return how many seconds workers have to end after a signal to the launcher."""
     if arguments.grace_seconds is not None:
         return flags.whole_number("--grace_seconds", arguments.grace_seconds, least=0)
     if _value(environ, "NNODES") is None and not arguments.use_paddlecloud:
@@ -242,7 +242,7 @@ def _node(arguments: argparse.Namespace, environ: Mapping[str, str], num_local: 
 
 
 def _at(hosts: Sequence[str], rank: int, port: tuple[str, int], num_local: int) -> Node:
-    """Describe a node in a job on these hosts, which all use the same ports."""
+    """Return a node of a job on the given hosts, all of which use the same ports."""
     name, first = port
     endpoints = ",".join(f"{host}:{first + i}" for host in hosts for i in range(num_local))
     return Node(hosts[rank], rank, len(hosts), num_local, hosts[0], name, first, endpoints)
@@ -311,7 +311,7 @@ def _paddlecloud_port(environ: Mapping[str, str], num_local: int) -> str | None:
 
 
 def _described(arguments: argparse.Namespace, environ: Mapping[str, str], num_local: int) -> Node:
-    """Return a description of this node from a scheduler's environment variables."""
+    """Return this node as described by a scheduler's environment variables."""
     num_nodes = _number(environ, "NNODES", least=1)
     rank = _number(environ, "NODE_RANK", least=0, most=num_nodes - 1)
     master = _value(environ, "MASTER_ADDR")
@@ -329,7 +329,7 @@ def _described(arguments: argparse.Namespace, environ: Mapping[str, str], num_lo
 
 
 def _num_local(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int | None:
-    """Return the number of workers on this node, or None if it is unset; the flags must be consistent."""
+    """Return the number of workers on this node, or None if unset; raise an error if flags disagree."""
     gpus = None
     if arguments.selected_gpus is not None:
         texts = arguments.selected_gpus.split(",")
@@ -377,7 +377,7 @@ def _port(
 
 
 def _either(arguments: argparse.Namespace, *names: str) -> tuple[str, str] | None:
-    """Return the one of two synonymous flags that was given, with its value."""
+    """Return whichever of two synonymous flags is set, with its value; raise an error if they differ."""
     given = [
         (f"--{name}", getattr(arguments, name)) for name in names if getattr(arguments, name) is not None
     ]
@@ -442,7 +442,7 @@ def _worker(
 
 
 def _end(number: int, _: FrameType | None) -> None:
-    """Exit before any worker runs; a handler is needed because PID 1 ignores signals without one."""
+    """Exit on a signal before any worker runs; as PID 1, the launcher would otherwise ignore the signal."""
     raise SystemExit(128 + number)
 
 

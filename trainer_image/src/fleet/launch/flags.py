@@ -1,4 +1,4 @@
-"""The flags that both launchers share, and validation of their values before any process starts."""
+"""Command-line flags that both launchers share, and the validation of their values."""
 
 import argparse
 import errno
@@ -64,7 +64,7 @@ def add_common_flags(parser: argparse.ArgumentParser, *, log_dir: str | None) ->
 
 
 def whole_number(flag: str, text: str, *, least: int, most: int | None = None) -> int:
-    """Parse a whole number; the error names the flag."""
+    """Parse a whole number; raise an error that names the flag if the text is invalid."""
     expected = f"a whole number, {least} or more" if most is None else f"a whole number, {least} to {most}"
     if not re.fullmatch(r"[0-9]{1,9}", text):
         raise ConfigurationError(f"{flag} is {text!r}; expected {expected}")
@@ -75,7 +75,7 @@ def whole_number(flag: str, text: str, *, least: int, most: int | None = None) -
 
 
 def truth(flag: str, text: str) -> bool:
-    """Parse a Boolean value; the error names the flag."""
+    """Parse a Boolean value; raise an error that names the flag if the text is invalid."""
     values = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
     if text.lower() not in values:
         raise ConfigurationError(f"{flag} is {text!r}; expected True or False")
@@ -83,7 +83,7 @@ def truth(flag: str, text: str) -> bool:
 
 
 def hosts(flag: str, text: str) -> tuple[str, ...]:
-    """Parse a comma-separated list of hosts; the error names the flag."""
+    """Parse a comma-separated list of hosts; raise an error that names the flag if the text is invalid."""
     names = tuple(text.split(","))
     for name in names:
         if HOST.fullmatch(name) is None:
@@ -94,7 +94,7 @@ def hosts(flag: str, text: str) -> tuple[str, ...]:
 
 
 def endpoint(flag: str, text: str) -> tuple[str, int]:
-    """Parse ``host:port``; the error names the flag."""
+    """Parse ``host:port``; raise an error that names the flag if the text is invalid."""
     host, separator, port = text.rpartition(":")
     if not separator or HOST.fullmatch(host) is None:
         raise ConfigurationError(f"{flag} has {text!r}; expected host:port, as in 127.0.0.1:6170")
@@ -140,7 +140,7 @@ def _is_address(host: str) -> bool:
 
 
 def base_environ(environ: Mapping[str, str], num_processes: int) -> dict[str, str]:
-    """Return the environment of all processes: the launcher's without roles, plus a share of the cores."""
+    """Return the environment that all processes share, derived from the launcher's."""
     shared = {
         name: value
         for name, value in environ.items()
@@ -154,7 +154,7 @@ def base_environ(environ: Mapping[str, str], num_processes: int) -> dict[str, st
 
 
 def give_key(shared: dict[str, str]) -> None:
-    """Add a new job key to the environment unless it already has one."""
+    """Add a random job key to the environment unless it already has a key."""
     if not shared.get("FLEET_JOB_KEY") and not shared.get("FLEET_JOB_KEY_FILE"):
         shared["FLEET_JOB_KEY"] = secrets.token_hex(KEY_BYTES)
 

@@ -1,26 +1,25 @@
-"""Supervision of a set of processes: starting, logging, monitoring and stopping them together.
+"""Supervises a set of processes: starts, logs, monitors and stops them together.
 
 `decide` implements these rules, in order, as a pure function of the state of the processes:
 
-1. The first process that ends with a status other than 0 is the failure: everything else is stopped, and the
-failed process's status becomes the launcher's. 2. Stopping sends SIGTERM to each process. When they have
-ended, or STOP_SECONDS later, it sends SIGKILL to
-   everything that still runs, their children included. If the launcher itself was stopped, the processes get
-   its own grace period.
+1. The first process that ends with a status other than 0 is the failure: all other processes are stopped, and
+   the failed process's status becomes the launcher's.
+2. To stop the processes, the launcher sends each of them SIGTERM. STOP_SECONDS later, or as soon as all have
+   ended, it sends SIGKILL to every remaining process, including children. If the launcher itself was stopped,
+   the processes get the launcher's grace period instead of STOP_SECONDS.
 3. When every worker has ended with status 0, the servers get SERVER_SECONDS to end by themselves. Stopping a
-server after that is not a failure, because training has completed.
+   server after that is not a failure, because training has completed.
 
-Everything that a launcher has started ends with it:
+Every process that a launcher has started ends with the launcher:
 
 - Each process leads a separate session. SIGKILL thus reaches its whole group, and a Ctrl-C in the terminal
   reaches only the launcher, which stops the others in order.
-- SIGTERM goes to the process alone, as the kubelet sends it to a container's first process alone: a process
-  that saves may still need its children, such as the workers of a DataLoader.
-- The launcher is a child subreaper: the children that a process leaves behind, even in another session,
-  become the launcher's and are killed at the end.
-- If the launcher itself is killed by SIGKILL, the kernel kills its processes: each has asked for SIGKILL on
-  its parent's death (PR_SET_PDEATHSIG). This does not reach their own children, which outside a container may
-  survive.
+- SIGTERM is sent only to the process itself, as the kubelet sends it only to a container's first process: a
+  process that saves may still need its children, such as the workers of a DataLoader.
+- The launcher is a child subreaper: orphaned children of a process, even in another session, become children
+  of the launcher, which kills them at the end.
+- If the launcher itself is killed by SIGKILL, the kernel kills its processes, each of which has requested
+  SIGKILL on its parent's death (PR_SET_PDEATHSIG). Their own children may survive outside a container.
 """
 
 import contextlib
@@ -109,7 +108,7 @@ class Process:
         return True
 
     def last_lines(self) -> list[str]:
-        """Return the end of the process's log, if the launcher writes it; a long log is read in part."""
+        """Return the last lines of the process's log, or of its standard error if it has no log."""
         if self.log_path is not None:
             with self.log_path.open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
@@ -122,7 +121,7 @@ class Process:
         return tail.decode(errors="replace").splitlines()[-TAIL_LINES:]
 
     def poll(self) -> None:
-        """Record the exit of the process, once."""
+        """Record the process's exit status and exit time once it has exited."""
         if self.status is None and (code := self.popen.poll()) is not None:
             self.status = code if code >= 0 else 128 - code
             self.ended_at = time.monotonic()
@@ -133,14 +132,14 @@ class Process:
             os.kill(self.popen.pid, signal.SIGTERM)
 
     def kill_group(self) -> None:
-        """Kill the process and its group, if it still exists."""
+        """Send SIGKILL to the process's group, if the group still exists."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.popen.pid, signal.SIGKILL)
 
 
 @dataclass(frozen=True)
 class Stop:
-    """A stop of all processes, which began at `since` and may take `seconds`."""
+    """A stop of all processes, which began at `since` and may take up to `seconds`."""
 
     reason: str
     status: int
@@ -173,7 +172,7 @@ class Decision:
 
 
 def decide(processes: Sequence[Process], stop: Stop | None, now: float) -> Decision:
-    """Decide the next step of a launcher.
+    """Return the launcher's next action.
 
     Parameters
     ----------
@@ -212,7 +211,7 @@ def decide(processes: Sequence[Process], stop: Stop | None, now: float) -> Decis
 
 
 def _is_of_signal(status: int) -> bool:
-    """Return whether an exit status is 128 + n for a signal n; False for 255, that of ``sys.exit(-1)``."""
+    """Return whether an exit status means that a signal ended the process: 128 + n for signal n."""
     return 128 < status < 128 + signal.NSIG
 
 
@@ -235,10 +234,10 @@ class _Signals:
 
     @staticmethod
     def _ignore(number: int, frame: FrameType | None) -> None:
-        """Do nothing; Python writes to the wake-up descriptor only for signals that have a handler."""
+        """Do nothing; Python reports a signal through the wake-up descriptor only if a handler is set."""
 
     def wait(self, seconds: float | None, started: Sequence[Process] = ()) -> list[int]:
-        """Wait for signals or standard error output; forward the output and return the stop signals."""
+        """Wait for a signal or for output on standard error, which is forwarded; return the stop signals."""
         errors = {each.popen.stderr.fileno(): each for each in started if each.popen.stderr is not None}
         readable, _, _ = select.select([self._reader, *errors], [], [], seconds)
         for descriptor in readable:
@@ -363,7 +362,7 @@ def _output(path: Path | None) -> Iterator[BinaryIO | None]:
 
 
 def _die_with(launcher: int) -> Callable[[], None] | None:
-    """Return a function for a new process to call so that the kernel kills it when the launcher dies."""
+    """Return a function that makes the kernel kill the calling process when the launcher dies."""
     if _libc is None:
         return None
     prctl = _libc.prctl
@@ -377,7 +376,7 @@ def _die_with(launcher: int) -> Callable[[], None] | None:
 
 
 def _end_all(started: Sequence[Process], signals: _Signals) -> list[int]:
-    """Kill and reap all processes and the children that they left behind; return those that survive."""
+    """Kill and reap all processes and their orphaned children; return the ids of those that survive."""
     inherits = _children() is not None  # otherwise leftover children are known only by their group
     for running in started:
         if running.status is None or not inherits:
@@ -399,7 +398,7 @@ def _end_all(started: Sequence[Process], signals: _Signals) -> list[int]:
 
 
 def _reap(started: Sequence[Process]) -> list[int]:
-    """Reap exited processes; return the ids of the rest, including adopted children."""
+    """Reap exited processes; return the ids of those still running, including adopted children."""
     for running in started:
         running.poll()
     left = {running.popen.pid for running in started if running.status is None} | (_children() or set())
@@ -429,7 +428,7 @@ def _unkillable(pid: int, name: str) -> str:
 
 
 def _explain(decision: Decision) -> None:
-    """Print the reason for a stop; after a failure, print the log's end and write a termination message."""
+    """Print why all processes are stopped; after a failure, also write the termination message."""
     failed = decision.failed
     lines = [] if failed is None else failed.last_lines()  # forwards its errors first
     _say(f"{decision.reason}; stopping the others")
@@ -451,7 +450,7 @@ def _explain(decision: Decision) -> None:
 
 
 def _exception(lines: Sequence[str]) -> str:
-    """Return the exception of the last traceback, without torch's prefix; the first lines may be missing."""
+    """Return the exception line of the last traceback, without torch's rank prefix."""
     exception, inside, above = "", True, ""
     for line in (RANK.sub("", each, count=1) for each in lines):
         if line.endswith(TRACEBACK):

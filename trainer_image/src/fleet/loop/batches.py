@@ -1,4 +1,4 @@
-"""The remaining batches of an epoch in a reproducible order, and prefetching of their rows."""
+"""The remaining batches of an epoch in a reproducible order, and the prefetching of table rows."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ _LOADER_OPTIONS: Final = (
 
 
 class Batches(Generic[Batch]):
-    """A wrapper around a loader that replaces only its iteration.
+    """A loader's wrapper that changes only how the loader is iterated.
 
     In all other respects it behaves as the loader: ``len()`` is that of the whole epoch, and every attribute
     is the loader's.
@@ -62,7 +62,7 @@ class Batches(Generic[Batch]):
 
 
 class Order:
-    """Makes the order of a loader's samples a function of the epoch alone.
+    """Makes the order of a loader's samples depend only on the epoch.
 
     The ``set_epoch`` of each part that has one is called. Samplers that draw from a generator get a new
     generator for each epoch, seeded as `torch.utils.data.DistributedSampler` seeds its own.
@@ -97,7 +97,7 @@ class Order:
         """The classes of samplers whose order may not be reproducible."""
 
     def begin(self, epoch: int) -> None:
-        """Prepare the loader so that its next iteration has the order of this epoch."""
+        """Set the order of the loader's next iteration to that of an epoch."""
         for part in self._epoch_aware:
             part.set_epoch(epoch)
         for sampler, seed in self._seeded:
@@ -114,7 +114,7 @@ class Order:
 
 
 def _draws(sampler: Any) -> bool:
-    """Return whether a sampler uses a generator to determine its order."""
+    """Return whether a sampler draws its order from a generator."""
     return isinstance(sampler, Sampler) and isinstance(
         getattr(sampler, "generator", 0), torch.Generator | None
     )
@@ -129,7 +129,7 @@ def length_of(batches: Iterable[Any]) -> int | None:
 
 
 def rest_of(batches: Iterable[Batch], made: int) -> Iterator[Batch]:
-    """Iterate over all batches except the first ones.
+    """Return an iterator over all batches except the first ones.
 
     Parameters
     ----------
@@ -158,7 +158,7 @@ def rest_of(batches: Iterable[Batch], made: int) -> Iterator[Batch]:
 
 
 class _Rest(Sampler[Any]):
-    """A sampler that skips the first samples or batches of another."""
+    """A sampler that omits the first samples or batches of another sampler."""
 
     def __init__(self, sampler: Iterable[Any], made: int) -> None:
         self._sampler = sampler
@@ -169,7 +169,7 @@ class _Rest(Sampler[Any]):
 
 
 def _rest_of_loader(loader: DataLoader[Batch], made: int) -> DataLoader[Batch]:
-    """Return a loader of the remaining batches of one epoch; its workers end with the iteration."""
+    """Return a new loader of an epoch's remaining batches."""
     options = {name: getattr(loader, name) for name in _LOADER_OPTIONS if hasattr(loader, name)}
     if loader.batch_sampler is None:
         return DataLoader(batch_size=None, sampler=_Rest(loader.sampler, made), **options)
@@ -177,7 +177,7 @@ def _rest_of_loader(loader: DataLoader[Batch], made: int) -> DataLoader[Batch]:
 
 
 def prefetch(batches: Iterable[Batch], ids: Mapping[Any, Callable[[Batch], Any]]) -> Batches[Batch]:
-    """Iterate over batches, fetching the table rows of the next batch while the script trains on this one.
+    """Iterate over batches, and fetch the table rows of each next batch in advance.
 
     ``for x, y in fleet.prefetch(loader, {model.users: lambda batch: batch[0]}):``
 

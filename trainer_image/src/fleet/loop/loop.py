@@ -1,8 +1,8 @@
-"""``fleet.epochs`` and ``fleet.steps``: the loops of a script, which resume at the job's current step.
+"""The loops ``fleet.epochs`` and ``fleet.steps``, which resume at the job's current step.
 
 Loops run in sequence: each covers the steps after those of the previous loop. When the script requests the
-first batch, the number of steps run determines the remaining epochs and batches, and how often schedulers
-have been stepped.
+first batch, the number of completed steps determines the remaining epochs and batches, and the state to which
+schedulers are advanced.
 """
 
 import inspect
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A training run's position in its loops, independent of the number of trainers.
+    """A training run's position in its loops, expressed independently of the number of trainers.
 
     With more trainers, each trainer's share of the data has fewer batches. The position therefore counts
     steps relative to those of an epoch: completed epochs stay completed, and the same fraction of the current
@@ -53,7 +53,7 @@ class Place:
     per_epoch: int
 
     def steps_of(self, loop: int, per_epoch: int, epochs: int) -> int | None:
-        """Return the number of completed steps of a loop, or None for a loop after this position.
+        """Return the number of completed steps of a loop, or None if the loop has not begun.
 
         The completed part of the current epoch is rounded down: a batch may be used twice, but none is
         skipped if the shares divide evenly.
@@ -65,7 +65,7 @@ class Place:
 
 
 class Loops:
-    """Assigns a training run's steps to its loops, which follow one another."""
+    """Maps a training run's steps to its loops, which run one after another."""
 
     def __init__(self) -> None:
         self._covered: int | None = 0
@@ -76,7 +76,7 @@ class Loops:
         self._resumed: Place | None = None
 
     def begin(self, call: str, made: int, per_epoch: int | None, epochs: int) -> int:
-        """Begin a loop; return the training step at which it starts, which may be negative.
+        """Begin a loop; return the training step, possibly negative, at which its first epoch starts.
 
         Parameters
         ----------
@@ -108,17 +108,17 @@ class Loops:
         return base
 
     def end(self, base: int, steps: int | None) -> None:
-        """End a loop that began at step `base`; `steps` is its number of steps, or None if unknown."""
+        """End a loop that began at step `base` and has `steps` steps; None if their number is unknown."""
         self._covered = None if steps is None else base + steps
 
     def place(self, made: int) -> Place | None:
-        """Return the position of a training run after `made` steps, or None if it is unknown."""
+        """Return the position of a training run after `made` steps, or None if unknown."""
         loop, base, per_epoch = self._current
         # A checkpoint that was loaded in the meantime may be older than the loop.
         return Place(loop, max(0, made - base), per_epoch) if per_epoch else None
 
     def resume(self, place: Place | None) -> None:
-        """Set the position at which later loops resume."""
+        """Set the position, loaded from a checkpoint, at which later loops resume."""
         self._resumed = place
 
 
@@ -141,19 +141,19 @@ class _Entry:
 
 
 class LoopCalls(ABC):
-    """The loops of a training run; a subclass counts the steps of the run."""
+    """The methods `epochs` and `steps`; subclasses provide the number of steps of the training run."""
 
     _warned = False
     """Whether the warning that steps and batches do not match has been logged."""
 
     @cached_property
     def _loops(self) -> Loops:
-        """The loops that have begun so far."""
+        """The loops that have begun in this training run."""
         return Loops()
 
     @abstractmethod
     def _steps_made(self) -> int | None:
-        """Return the number of steps since the start of the job, or None if they are not counted."""
+        """Return the number of steps since the start of the job, or None if steps are not counted."""
 
     def epochs(
         self,
@@ -165,7 +165,7 @@ class LoopCalls(ABC):
         batches_per_step: int = 1,
         seed: int = 0,
     ) -> Iterator[tuple[int, Loader]]:
-        """Iterate over the remaining epochs; each yields its remaining batches.
+        """Iterate over the remaining epochs, each with its remaining batches.
 
         ``for epoch, loader in fleet.epochs(30, loader):`` in place of ``for epoch in range(30):``. A script
         calls ``optimizer.step()`` once for each batch. The epoch determines the order of a loader that
@@ -242,7 +242,7 @@ class LoopCalls(ABC):
         batches_per_step: int = 1,
         seed: int = 0,
     ) -> Iterator[Batch]:
-        """Iterate over the remaining batches of a single pass over the data.
+        """Iterate over the remaining batches of one pass over the data.
 
         ``for step in fleet.steps(range(1000)):`` in place of ``for step in range(1000):``, or ``for x, y in
         fleet.steps(loader):`` without epochs. In a process that trains alone, all batches remain.
@@ -288,7 +288,7 @@ class LoopCalls(ABC):
         return loop()
 
     def _begin_loop(self, call: str, per_epoch: int | None, epochs: int) -> tuple[int, int]:
-        """Begin a loop; return the global number of its first step and the number of its completed steps."""
+        """Begin a loop; return the training step at which it starts and the number of its completed steps."""
         made = self._steps_made()
         if made is None:
             return 0, 0
@@ -302,11 +302,11 @@ class LoopCalls(ABC):
     def _enter(
         self, loader: Iterable[Batch], start: int | None, rest: Callable[[], Iterator[Batch]]
     ) -> Callable[[], Iterator[Batch]]:
-        """Return a factory of iterators over the rest of an epoch; after its first step, over the whole."""
+        """Return a factory of iterators over an epoch's remaining batches or, after a step, over all."""
         return lambda: rest() if self._steps_made() == start else iter(loader)
 
     def _compare_steps(self, epoch: int, before: int | None, expected: int) -> None:
-        """Warn once if the numbers of steps and batches differ: a restart would resume at a wrong batch."""
+        """Warn once if an epoch's numbers of steps and batches differ, which would misplace a restart."""
         made = (self._steps_made() or 0) - (before or 0)
         if before is None or made == expected or self._warned:
             return
@@ -322,7 +322,7 @@ class LoopCalls(ABC):
 
 
 class _ProcessLoops(LoopCalls):
-    """The loops of a script without a `fleet` object; the runtime, if any, counts the steps."""
+    """The loops of a script that has no `fleet` object."""
 
     def _steps_made(self) -> int | None:
         return progress.made()
@@ -345,7 +345,7 @@ def _entry_of(loader: Iterable[Any], order: Order, epochs: int, start: int, per_
 
 
 def _entry_by_reading(loader: Iterable[Any], order: Order, epochs: int, start: int, per_step: int) -> _Entry:
-    """Skip the batches of completed steps by reading them: without a length, the epoch's end is unknown."""
+    """Return the position after `start` steps of a loader without a length, by reading its batches."""
     made: list[int] = []
     while start > sum(made) and len(made) < epochs:
         order.begin(len(made))
@@ -378,7 +378,7 @@ def _check_count(call: str, name: str, value: object, least: int) -> None:
 
 
 def _schedulers_of(call: str, given: Schedulers) -> tuple[Any, ...]:
-    """Return the script's schedulers; raise an error if only the script can advance one of them."""
+    """Return the given schedulers as a tuple; raise an error if one cannot be advanced."""
     schedulers = tuple(given) if isinstance(given, Sequence) else () if given is None else (given,)
     for each in schedulers:
         step = getattr(each, "step", None)
@@ -403,7 +403,7 @@ def _schedulers_of(call: str, given: Schedulers) -> tuple[Any, ...]:
 
 
 def _advance(by_epoch: Sequence[Any], by_step: Sequence[Any], epochs: Sequence[int], steps: int) -> None:
-    """Advance schedulers to their state after these steps.
+    """Advance schedulers to their state after the given steps.
 
     A scheduler that was never stepped starts from the learning rates that it set when it was built, because
     the rates in the param groups may be later ones, from a checkpoint.
@@ -441,7 +441,7 @@ def _advance(by_epoch: Sequence[Any], by_step: Sequence[Any], epochs: Sequence[i
 
 
 def _times_stepped(scheduler: Any) -> int:
-    """Return how often a scheduler's ``step()`` was called; a ChainedScheduler does not count its calls."""
+    """Return how many times a scheduler's ``step()`` was called."""
     inner = getattr(scheduler, "_schedulers", ())
     counted = scheduler if hasattr(scheduler, "last_epoch") or not inner else inner[0]
     return int(counted.last_epoch)

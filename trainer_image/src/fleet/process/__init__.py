@@ -1,1 +1,1 @@
-"""A replica's process: its start and end, its reported progress, its resources and its clock."""
+"""The process of a replica: its start and end, reported progress, resources, and clock."""

@@ -1,4 +1,4 @@
-"""The connections that this process has accepted: limits, relaying, and closing after a fork.
+"""Accepted connections of this process: limits, relaying, and closing in forked children.
 
 A peer in the job authenticates within milliseconds. Until then its connection is half-open and occupies a
 thread or file descriptors. `ConnectionLimit` and `HalfOpen` limit the number and duration of half-open
@@ -34,7 +34,7 @@ Onward = Callable[[socket.socket], socket.socket]
 
 
 def own(connection: socket.socket) -> socket.socket:
-    """Make forked children close their copies of a socket: an open copy would hide this process's death."""
+    """Make forked children close their copy of a socket, which would otherwise keep the connection open."""
     _owned.add(connection)
     return connection
 
@@ -48,7 +48,7 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 class ConnectionLimit(Generic[Connection]):
-    """Limits half-open connections by evicting the oldest one of the host that has the most.
+    """Limits half-open connections by evicting the oldest connection of the host that has the most.
 
     A host that opens many connections therefore evicts only its own.
 
@@ -65,7 +65,7 @@ class ConnectionLimit(Generic[Connection]):
         """The connections of each host, oldest first."""
 
     def add(self, connection: Connection, host: str) -> Connection | None:
-        """Count a connection; if this exceeds the limit, return the connection that the caller must close."""
+        """Count a connection; return the connection to close if the limit is exceeded, else None."""
         self._hosts.setdefault(host, {})[connection] = None
         self._count += 1
         if self._count <= self._most:
@@ -76,7 +76,7 @@ class ConnectionLimit(Generic[Connection]):
         return evicted
 
     def remove(self, connection: Connection, host: str) -> None:
-        """Stop counting a connection; safe to repeat."""
+        """Stop counting a connection; further calls do nothing."""
         of_host = self._hosts.get(host, {})
         if connection in of_host:
             del of_host[connection]
@@ -86,7 +86,7 @@ class ConnectionLimit(Generic[Connection]):
 
 
 class HalfOpen:
-    """A limit on the number and duration of connections to a server that are still authenticating.
+    """Limits the number and duration of connections that are still authenticating.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ class HalfOpen:
 
     @contextlib.contextmanager
     def bounded(self, connected: socket.socket) -> Iterator[None]:
-        """Close a connection if the block takes too long or if newer connections evict it."""
+        """Limit a connection while it authenticates; close it after a timeout or when it is evicted."""
         host = _host_of(connected)
         with self._lock:
             evicted = self._limit.add(connected, host)
@@ -135,7 +135,7 @@ def _shut_down(connected: socket.socket) -> None:
 
 
 class Relay:
-    """Accepts connections, and relays bytes between each of them and an onward connection.
+    """Accepts connections and relays bytes between each of them and an onward connection.
 
     Parameters
     ----------
@@ -159,7 +159,7 @@ class Relay:
         threading.Thread(target=self._accept, name="fleet-gate", daemon=True).start()
 
     def close(self) -> None:
-        """Stop accepting; established connections stay open."""
+        """Stop accepting connections; established connections stay open."""
         self._closed = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -181,7 +181,7 @@ class Relay:
                 self._pause(error)
 
     def _pause(self, error: OSError | RuntimeError) -> None:
-        """Pause until a file descriptor or thread may be free, unless the relay is closed."""
+        """Pause before another attempt to accept, because file descriptors or threads have run out."""
         if not self._closed:
             self.refusal = f"a connection could not be accepted: {error}"
             self._warn("%s; trying again", self.refusal)
@@ -210,7 +210,7 @@ class Relay:
 
 
 def relay(one: socket.socket, other: socket.socket) -> None:
-    """Relay bytes between two connections until both have ended, then close them."""
+    """Relay bytes between two connections until both have ended, and then close them."""
     for each in (one, other):
         each.setblocking(False)
     loop = relay_loop()
@@ -229,7 +229,7 @@ def relay_loop() -> asyncio.AbstractEventLoop:
 
 @functools.lru_cache(maxsize=1)
 def _loop(pid: int) -> asyncio.AbstractEventLoop:
-    """Start the event loop once for process `pid`, because forked children lack their parent's threads."""
+    """Start the event loop of process `pid`, once per process, because a fork does not copy threads."""
     del pid
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="fleet-gate", daemon=True).start()
@@ -237,10 +237,10 @@ def _loop(pid: int) -> asyncio.AbstractEventLoop:
 
 
 class Pair:
-    """Two connections relayed to each other; the event loop refers to the pair while either is open.
+    """Two connections whose bytes are relayed to each other.
 
-    Bytes are relayed in the loop's callbacks, because a coroutine per direction would take three times the
-    processor time.
+    The event loop keeps a reference to the pair while either connection is open. Bytes are relayed in the
+    loop's callbacks, because a coroutine per direction would take three times the processor time.
 
     Parameters
     ----------
@@ -306,7 +306,7 @@ class Pair:
         self._send(rest, source, sink)
 
     def _end(self, source: socket.socket, sink: socket.socket) -> None:
-        """Relay the end of one direction; once both have ended, close both connections."""
+        """Relay the end of one direction; close both connections once both directions have ended."""
         self._loop.remove_reader(source)
         for each, how in ((sink, socket.SHUT_WR), (source, socket.SHUT_RD)):
             with contextlib.suppress(OSError):

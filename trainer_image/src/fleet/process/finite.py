@@ -1,4 +1,4 @@
-"""Checks gradients and weights for NaN and infinity; warns, stops training or skips the step.
+"""Checks of gradients and weights for NaN and infinity; they warn, stop training or skip the step.
 
 The strategy selects the action. One NaN in a gradient makes the stepped weights NaN, and soon all weights.
 Training would continue, but its result would be useless.
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class FiniteCheck:
-    """Checks gradients for NaN and infinity.
+    """Checks the gradients of each step for NaN and infinity.
 
     For ``warn``, dense gradients are checked in the first steps and in every sixteenth step, because weights
     that are not finite stay so, and because a check reads all gradients and, on a GPU, waits for them. For
@@ -75,7 +75,7 @@ class FiniteCheck:
         return self._step >= self.next_look
 
     def restart(self) -> None:
-        """Check the next step and reset lost rows, because new weights have been loaded."""
+        """Forget the affected rows and check the next step, because new weights have been loaded."""
         self.lost_rows.clear()
         self.next_look = 0
 
@@ -127,7 +127,11 @@ class FiniteCheck:
             for table, row in lost.items():
                 self.lost_rows.setdefault(table, f"row {row} in step {self._made()}")
         if (dense and not self._warned) or (lost and not self._warned_of_rows):
-            does = "such steps are skipped" if self.action == "skip" else "the weights become the same"
+            does = (
+                "such steps are skipped"
+                if self.action == "skip"
+                else "the weights become NaN or infinite, too"
+            )
             _log.warning("%s; %s. This is logged once. To avoid it, %s", found, does, _HELP)
         self._warned |= dense
         self._warned_of_rows |= bool(lost)
@@ -137,7 +141,7 @@ class FiniteCheck:
 def tell_of_weights(
     parameters: Mapping[str, Tensor], step: int | None, lost_rows: Mapping[str, str] = NO_LOST_ROWS
 ) -> None:
-    """Count the parameters that contain NaN or infinity at the end of training; log a warning if any do.
+    """Count and log the parameters that contain NaN or infinity at the end of training.
 
     Parameters
     ----------
@@ -168,13 +172,13 @@ def tell_of_weights(
 
 
 def _first_of(gradients: Mapping[str, Tensor]) -> str:
-    """Return the name of the first gradient with an element that is not finite."""
+    """Return the name of the first gradient that contains NaN or infinity."""
     lost = (name for name, each in gradients.items() if not bool(torch.isfinite(_numbers(each)).all()))
     return next(lost, "some parameter")
 
 
 def _lost_rows(of_rows: OfRows) -> dict[str, int]:
-    """Return, for each table, the first row whose gradient is not finite.
+    """Return, for each table, the first row whose gradient contains NaN or infinity.
 
     NaN and infinity propagate to a sum, which is the fastest way to find them. A sum of finite numbers may
     overflow, so the elements are checked only if the sum is not finite.
@@ -189,12 +193,12 @@ def _lost_rows(of_rows: OfRows) -> dict[str, int]:
 
 
 def _numbers(gradient: Tensor) -> Tensor:
-    """Return the values of a gradient, dense or sparse."""
+    """Return the values of a dense or sparse gradient."""
     return gradient if gradient.layout is torch.strided else gradient.coalesce().values()
 
 
 def _are_finite(gradients: list[Tensor]) -> bool:
-    """Return whether all values are finite, using a norm, which propagates NaN and infinity.
+    """Return whether all values are finite, checked by a norm, to which NaN and infinity propagate.
 
     On a CPU the Euclidean norm takes a fifteenth of the time of the maximum norm. Its squares may overflow
     although all values are finite, so the maximum norm decides if the Euclidean norm is not finite.

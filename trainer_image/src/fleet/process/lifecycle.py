@@ -57,10 +57,10 @@ TORCHRUN_SECONDS: Final = 30
 FLUSH_SECONDS = 0.5
 """The time limit for flushing the output of a terminated replica, which ends well within two seconds."""
 REPORT_SECONDS: Final = 60.0
-"""The time limit within which reporters write their last values at the end of a replica without failure."""
+"""The time limit for reporters to write their last values when a replica ends without an error."""
 REPORT_SECONDS_OF_FAILED: Final = 5.0
 EXIT_SECONDS = 10.0
-"""The time limit within which a failed replica joins its threads and runs its exit handlers."""
+"""The time limit for a failed replica to join its threads and run its exit handlers."""
 RUNTIME_THREADS: Final = "fleet-"
 """The name prefix of the runtime's threads: if one of them fails, the replica ends."""
 _PING: Final = 0
@@ -81,7 +81,7 @@ class _SigtermWatcher:
         self._pings = self._pongs = 0
 
     def watch(self, act: Callable[[], None]) -> None:
-        """Start calling `act`, in a separate thread, on each SIGTERM."""
+        """Start calling `act` in a separate thread on each SIGTERM."""
         if threading.current_thread() is not threading.main_thread():
             _log.warning(
                 "fleet.init was called outside the main thread, where Python allows no signal handlers: as "
@@ -115,7 +115,7 @@ class _SigtermWatcher:
         return self._received
 
     def script_handles(self) -> bool:
-        """Return whether the script handled the SIGTERM, with a handler set before or after fleet's.
+        """Return whether the script handled the SIGTERM.
 
         If our handler is no longer installed, the script must have installed its own handler before the
         signal arrived: otherwise this process would have ended. The script may have restored the default
@@ -124,7 +124,7 @@ class _SigtermWatcher:
         return signal.getsignal(signal.SIGTERM) != self._on_sigterm or callable(self._previous_handler)
 
     def undo(self) -> None:
-        """Restore the previous handler; called in a forked child."""
+        """Restore the previous handler in a forked child."""
         if self._wakeup is None:
             return
         if self._owns_wakeup:
@@ -175,7 +175,7 @@ class _Lifecycle:
         self._previous_thread_hook = threading.excepthook
 
     def start(self) -> None:
-        """Install all hooks of a replica and set its limits; later calls do nothing."""
+        """Install all hooks of a replica and raise its resource limits; later calls do nothing."""
         if self.started:
             return
         self.started = True
@@ -202,7 +202,7 @@ class _Lifecycle:
         _serve_progress(os.environ)
 
     def undo_in_child(self) -> None:
-        """Restore the previous hooks in a forked child, because its end is not the replica's end."""
+        """Restore the previous hooks in a forked child, whose end is not the replica's end."""
         self._sigterm.undo()
         if self._observing:
             if sys.excepthook == self.on_uncaught:
@@ -214,7 +214,7 @@ class _Lifecycle:
             atexit.unregister(self.at_exit)
 
     def identify(self, environ: Mapping[str, str]) -> None:
-        """Name a process without a role after the role and index in its environment, if there is an index."""
+        """Name this process after the role and index in its environment, if an index is set."""
         role = environ.get("PADDLE_TRAINING_ROLE", "TRAINER")
         index = environ.get("PADDLE_PSERVER_ID") if role == "PSERVER" else None
         names = ("PADDLE_TRAINER_ID", "RANK", "NODE_RANK")  # without a rank, the pod's number
@@ -223,7 +223,7 @@ class _Lifecycle:
             self.name(role, int(index))
 
     def name(self, role: str, index: int) -> None:
-        """Set the name of this process for progress and messages."""
+        """Set the role and index by which progress and messages identify this process."""
         self.identity, self.is_server = f"{role.lower()} {index}", role == "PSERVER"
         progress.identify(role, index)
 
@@ -238,7 +238,7 @@ class _Lifecycle:
         self.leave_progress()
 
     def continue_after_exit(self) -> None:
-        """Forget an earlier ``sys.exit``: the script must have caught it, because it is still running."""
+        """Discard the argument of an earlier ``sys.exit``, which the script must have caught."""
         if threading.current_thread() is threading.main_thread():
             self._exit_argument = None
 
@@ -256,7 +256,7 @@ class _Lifecycle:
         self._end_stopped()
 
     def on_exit(self, status: Any = None, /) -> NoReturn:
-        """Record the argument of ``sys.exit``, which exit handlers and hooks cannot read, and exit."""
+        """Record the argument of ``sys.exit``, which exit handlers cannot read, and then exit."""
         if threading.current_thread() is threading.main_thread():
             self._exit_argument = status
         self._exit(status)
@@ -264,7 +264,7 @@ class _Lifecycle:
     def on_uncaught(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        """Report the error that ends the main thread; print its traceback unless it is a user's mistake."""
+        """Report the error that ends the main thread; print a traceback unless it is a user error."""
         if not isinstance(error, ConfigurationError):
             self._previous_hook(kind, error, trace)
         self._leave_error(error)
@@ -312,7 +312,7 @@ class _Lifecycle:
             os._exit(self._status or EXIT_FAILURE)
 
     def leave_progress(self) -> None:
-        """Write the termination message of a successful replica, in one process of each pod."""
+        """Write the termination message of a successful replica, from only one process per pod."""
         if self._is_one_of_several() and TORCHRUN in os.environ:
             return  # a message would hide torchrun's own message if another worker fails
         if not self.failed and os.environ.get("LOCAL_RANK", "0") == "0":
@@ -333,7 +333,7 @@ class _Lifecycle:
             termination.write_failure(f"{self.identity} was stopped by SIGTERM", os.environ)
 
     def _leave_error(self, error: BaseException) -> None:
-        """Write an error's message as the termination message and, for fleet's errors, also to stderr.
+        """Write an error's message as the termination message; print fleet's own errors on stderr as well.
 
         If SIGTERM was received first, the message states instead that the replica was stopped.
         """
@@ -354,7 +354,7 @@ class _Lifecycle:
         os._exit(EXIT_TERMINATED)
 
     def _stage(self) -> str:
-        """Return this replica's stage in the form that the operator parses; empty for a plain script."""
+        """Return whether this replica has joined, in the form that the operator parses."""
         if not self.started:
             return ""
         if not self.joined:
@@ -362,7 +362,7 @@ class _Lifecycle:
         return " (joined)" if _current_step() != self._step_at_join else " (joined, no step made)"
 
     def _is_one_of_several(self) -> bool:
-        """Return whether this process is one of several plain scripts that a launcher has started."""
+        """Return whether a launcher started this plain script together with others."""
         return not self.started and os.environ.get("LOCAL_WORLD_SIZE", "1") != "1"
 
 
@@ -436,12 +436,12 @@ def joined() -> None:
 
 
 def failed() -> bool:
-    """Return whether this process is ending because of an error that it has reported, or of SIGTERM."""
+    """Return whether this process is ending because of a reported error or SIGTERM."""
     return _lifecycle.failed or _lifecycle.is_stopped()
 
 
 def refuses(call: str) -> bool:
-    """Return whether SIGTERM prevents `call` from marking this replica as completed; if so, log this.
+    """Return True and log the reason if SIGTERM prevents `call` from completing this replica.
 
     A script that handles SIGTERM continues, and may leave its training loop early.
     """
@@ -468,7 +468,7 @@ def finish(completed: Collection[int] = (), attempts: Mapping[int, int] | None =
 
 
 def end_completed(completed: Collection[int]) -> NoReturn:
-    """End this replica successfully, because the given trainers have completed the training run.
+    """End this replica successfully because the given trainers have already completed the training.
 
     Raises
     ------
@@ -481,7 +481,7 @@ def end_completed(completed: Collection[int]) -> NoReturn:
 
 
 def _seconds_to_save(environ: Mapping[str, str]) -> float:
-    """Return for how many seconds a script that handles SIGTERM may continue."""
+    """Return how many seconds a script that handles SIGTERM may keep running."""
     given = environ.get("FLEET_GRACE_SECONDS", "").strip()
     grace = int(given) if given.isascii() and given.isdigit() else POD_GRACE_SECONDS
     if TORCHRUN in environ:
@@ -498,7 +498,7 @@ def _exit_code(error: BaseException) -> int:
 
 
 def _one_sentence(error: BaseException) -> str:
-    """Return an error's message on one line, with type and location unless it is an error of fleet."""
+    """Return an error as one line of text, with its type and location unless it is a FleetError."""
     message = " ".join(str(error).split())
     if isinstance(error, FleetError):
         return message or type(error).__name__
@@ -508,7 +508,7 @@ def _one_sentence(error: BaseException) -> str:
 
 
 def _show_log() -> None:
-    """Print this package's log from level INFO on, unless the script configures logging itself."""
+    """Print fleet's log from level INFO unless the script configures logging itself."""
     logger, last_resort = logging.getLogger("fleet"), logging.lastResort
     if logger.hasHandlers() or logger.level != logging.NOTSET or last_resort is None:
         return
@@ -517,7 +517,7 @@ def _show_log() -> None:
 
 
 def _serve_progress(environ: Mapping[str, str]) -> None:
-    """Start the HTTP server if the environment requests it; if this fails, training continues."""
+    """Start the progress server if the environment requests it; log a warning if this fails."""
     port = environ.get("FLEET_METRICS_PORT")
     if not port or environ.get("LOCAL_RANK", "0") != "0":
         return
@@ -544,7 +544,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _flush_within(seconds: float) -> None:
-    """Flush the output in another thread with a time limit: a blocked thread may hold a stream's lock."""
+    """Flush the output in another thread, with a time limit in case a blocked thread holds a lock."""
 
     def flush() -> None:
         for stream in (sys.stdout, sys.stderr):
@@ -561,7 +561,7 @@ def _flush_within(seconds: float) -> None:
 
 
 def _exit_after(seconds: float, status: int) -> None:
-    """End the process after a delay, even if a thread or an exit handler would keep it alive."""
+    """End the process after a delay even if threads or exit handlers are still running."""
 
     def end() -> None:
         print(f"ended: threads were still running {seconds:g} s after the error", file=sys.stderr, flush=True)
@@ -573,7 +573,7 @@ def _exit_after(seconds: float, status: int) -> None:
 
 
 def _on_early_mistake(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """End a script that fails because of a user error as a replica would, even before `init` is called.
+    """Report a user error like a replica, even if the script fails before it calls `fleet.init`.
 
     Interactive sessions and forked children are exempt.
     """
@@ -589,7 +589,7 @@ _forking = threading.local()
 
 
 def _block_sigterm() -> None:
-    """Block SIGTERM while forking; the child unblocks it when it no longer shares the parent's pipe."""
+    """Block SIGTERM while forking, until the child no longer shares the parent's pipe."""
     _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 

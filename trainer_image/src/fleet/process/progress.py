@@ -1,4 +1,4 @@
-"""A replica's progress: values that the script reports, and counters of the runtime.
+"""A replica's progress: values that the script reports, and counters that the runtime keeps.
 
 A process has one :class:`Progress`; its methods are this module's functions. `fleet.report` and the runtime
 write to it. `fleet.process.progress_server` serves its snapshot to ``fleetjob run`` (for the table), the
@@ -50,7 +50,7 @@ Tables = Sequence[Mapping[str, Any]]
 
 
 class _LossCurve:
-    """At most 512 points (step, loss); when full, drops every second point and halves its sampling rate."""
+    """A loss curve of at most 512 points, thinned to every second point whenever it is full."""
 
     def __init__(self) -> None:
         self._points: list[tuple[int, float]] = []
@@ -80,7 +80,7 @@ class _LossCurve:
             self._skipped = self._stride - 1
 
     def points(self) -> list[list[float]]:
-        """Return the recorded points, always including the latest."""
+        """Return the recorded points, which always include the latest."""
         points = list(self._points)
         if self._latest is not None and (not points or points[-1] != self._latest):
             points.append(self._latest)
@@ -88,7 +88,7 @@ class _LossCurve:
 
 
 class _SampleRate:
-    """The rate of a count over the last ten seconds."""
+    """The rate at which a count increased over the last ten seconds."""
 
     def __init__(self) -> None:
         self._counts: deque[tuple[float, int]] = deque()
@@ -100,7 +100,7 @@ class _SampleRate:
             self._counts.popleft()
 
     def per_second(self) -> float | None:
-        """Return the rate, or None while it is unknown."""
+        """Return the rate per second, or None if there is too little data."""
         if len(self._counts) < 2:
             return None
         (start, before), (end, after) = self._counts[0], self._counts[-1]
@@ -128,7 +128,7 @@ class Progress:
         self.reset()
 
     def reset(self) -> None:
-        """Clear everything and replace the lock, which may have been held when this process was forked."""
+        """Clear everything, and replace the lock, which another thread may have held during a fork."""
         self._lock = threading.Lock()
         self._serving = False
         self._waits_for: str | None = None
@@ -162,7 +162,7 @@ class Progress:
             self._count_made = made
 
     def made(self) -> int | None:
-        """Return the runtime's step count, or None in a process that has none."""
+        """Return the runtime's step count, or None if this process does not count steps."""
         with self._lock:
             return None if self._count_made is None else self._count_made()
 
@@ -180,7 +180,7 @@ class Progress:
             self._tables = tables
 
     def waits_for(self, what: str | None) -> None:
-        """Set the event that this replica waits for before training or serving; None clears it."""
+        """Set the event that this replica is waiting for; None clears it."""
         with self._lock:
             self._waits_for = what
 
@@ -211,7 +211,7 @@ class Progress:
         loss: Number | None = None,
         samples: int | None = None,
     ) -> tuple[int, dict[str, float]]:
-        """Update the given values; see `fleet.report`.
+        """Update the reported values; see `fleet.report`.
 
         Returns
         -------
@@ -242,7 +242,7 @@ class Progress:
             }
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the current state as JSON-ready data, with None for values that were never reported."""
+        """Return the current state as JSON-ready data; values that were never reported are None."""
         with self._lock:
             tables = sorted(self._tables(), key=lambda table: table["bytes"], reverse=True)
             role, index = self._replica
@@ -263,7 +263,7 @@ class Progress:
             }
 
     def _current_step(self) -> int | None:
-        """Return the reported step or else the runtime's last known step; None before the first step."""
+        """Return the reported step, or else the runtime's step count; None before the first step."""
         if (step := self._reported["step"]) is not None:
             return int(step)
         self._made = (self._count_made() if self._count_made is not None else 0) or self._made
@@ -271,7 +271,7 @@ class Progress:
 
 
 def _resident_bytes() -> int | None:
-    """Return this process's resident memory in bytes, or its peak on systems without /proc."""
+    """Return this process's resident memory in bytes, its peak on macOS, or None if unknown."""
     try:
         with open("/proc/self/statm", "rb") as file:  # noqa: PTH123  read every second; Path is slower
             return int(file.read().split()[1]) * resource.getpagesize()
@@ -320,7 +320,7 @@ def _checked_name(name: object) -> str:
 
 
 def _finite(value: float | None) -> float | None:
-    """Return the value if it is finite, otherwise None, because JSON has neither NaN nor infinity."""
+    """Return a finite value unchanged and any other as None, because JSON has no NaN or infinity."""
     return value if value is not None and math.isfinite(value) else None
 
 

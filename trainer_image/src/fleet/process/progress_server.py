@@ -1,4 +1,4 @@
-"""The HTTP server for a replica's progress: JSON, Prometheus metrics, and probes.
+"""The HTTP server of a replica's progress: JSON, Prometheus metrics, and health probes.
 
 ``GET /progress``
     The snapshot as JSON. Absent values are null.
@@ -56,7 +56,7 @@ TABLES: Final = {
 
 
 class _Metrics:
-    """A snapshot as a Prometheus collector."""
+    """A Prometheus collector of one snapshot."""
 
     def __init__(self, state: Mapping[str, Any], environ: Mapping[str, str]) -> None:
         self._state = state
@@ -121,7 +121,7 @@ def prometheus_text(state: Mapping[str, Any], environ: Mapping[str, str]) -> byt
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Handles the server's four paths; drops a client that stalls for REQUEST_TIMEOUT_SECONDS."""
+    """Handles requests for the server's four paths, and drops clients that stall."""
 
     timeout = REQUEST_TIMEOUT_SECONDS
     server_version = "fleet"
@@ -155,7 +155,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class _Server(ThreadingHTTPServer):
-    """The HTTP server; it binds its own socket, because the base class queries DNS for the host name.
+    """An HTTP server that binds its own socket, because the base class looks up the host name in DNS.
 
     Parameters
     ----------
@@ -187,12 +187,12 @@ class _Server(ThreadingHTTPServer):
         self.server_address = self.socket.getsockname()
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        """Answer a client within limits on time and concurrency, because any host may connect and stall."""
+        """Handle a request within limits on time and concurrency, because any host may connect."""
         with self._readers.bounded(request):
             super().finish_request(request, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
-        """Log the error of a client that disconnected or sent invalid data, without a traceback."""
+        """Log the failure of a client at debug level instead of printing a traceback."""
         _log.debug("a client of the progress server at %s failed", client_address, exc_info=True)
 
 
@@ -228,7 +228,7 @@ def start_server(host: str, port: int) -> tuple[str, int]:
 
 
 def close() -> None:
-    """Stop serving; progress remains readable in this process."""
+    """Stop the server; progress remains readable within this process."""
     global _server
     server, _server = _server, None
     if server is not None:

@@ -1,4 +1,4 @@
-"""The reporters that come with this package: TensorBoard, Weights & Biases and MLflow.
+"""The reporters that this package includes: TensorBoard, Weights & Biases, and MLflow.
 
 Each one uses its tool's own package, which must be installed, and the tool's own environment variables. See
 `fleet.process.reporting` for what a reporter is.
@@ -18,7 +18,7 @@ _FLUSH_SECONDS = 5
 
 
 class TensorBoard:
-    """Event files in the folder ``JOB/REPLICA`` of ``FLEET_TENSORBOARD_DIR`` (default ``runs``).
+    """Writes event files to ``JOB/REPLICA`` in the folder ``FLEET_TENSORBOARD_DIR`` (default ``runs``).
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ class TensorBoard:
         self._writer: Any = None
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Write values; after a restart, TensorBoard discards the previous process's values after `step`."""
+        """Write values; after a restart, the first call discards older values from `step` on."""
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter  # imported late, because it is slow
 
@@ -51,7 +51,7 @@ class TensorBoard:
 
 
 class WandB:
-    """A Weights & Biases run in the group of the job; ``WANDB_MODE=offline`` needs no account.
+    """Logs to a Weights & Biases run in the job's group; ``WANDB_MODE=offline`` needs no account.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ class WandB:
         self._run.define_metric("*", step_metric="step")  # wandb's own step must never decrease
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Send values; the step is one of them."""
+        """Send the values together with the step."""
         self._run.log({"step": step, **values})
 
     def close(self) -> None:
@@ -82,7 +82,7 @@ class WandB:
 
 
 class MLflow:
-    """An MLflow run at ``MLFLOW_TRACKING_URI``, in ``MLFLOW_EXPERIMENT_NAME`` or one named after the job.
+    """Logs to an MLflow run in the experiment ``MLFLOW_EXPERIMENT_NAME``, by default named after the job.
 
     Parameters
     ----------

@@ -54,7 +54,7 @@ class Reported:
 
 
 class Reporter(Protocol):
-    """The interface of a reporter. All calls are made in its own thread; any exception stops it."""
+    """The interface of a reporter, which is used in a separate thread and stopped by any exception."""
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Record values.
@@ -70,7 +70,7 @@ class Reporter(Protocol):
         """
 
     def close(self) -> None:
-        """Write all pending values and stop; called once."""
+        """Write all pending values and release resources; called once."""
 
 
 Factory = Callable[[Reported], Reporter]
@@ -78,7 +78,7 @@ Factory = Callable[[Reported], Reporter]
 
 
 class Reporting:
-    """A reporter with its queue and its thread.
+    """A reporter, with a queue of reports and a thread that passes them on.
 
     Parameters
     ----------
@@ -113,13 +113,13 @@ class Reporting:
             self._changed.notify()
 
     def end(self) -> None:
-        """Let the reporter write the queued values and close; does not wait."""
+        """Ask the reporter to write the queued values and close, without waiting for it."""
         with self._changed:
             self._closing = True
             self._changed.notify()
 
     def join(self, seconds: float) -> None:
-        """Wait until the reporter has closed; log the reports that could not be written in time."""
+        """Wait until the reporter has closed; log a warning if it is late or has dropped reports."""
         self._thread.join(max(seconds, 0.0))
         if self._thread.is_alive():
             _log.warning("the reporter %s has not ended in time; its last values may be missing", self._name)
@@ -147,7 +147,7 @@ class Reporting:
             _log.warning("the reporter %s %s and gets no further values: %s", self._name, doing, sentence)
 
     def _next(self) -> tuple[int, Mapping[str, float]] | None:
-        """Wait for a report; return None once the queue is empty and the process is ending."""
+        """Wait for the next report; return None once the queue is empty and the reporter is closing."""
         with self._changed:
             while not self._queue and not self._closing:
                 self._changed.wait()
@@ -160,7 +160,7 @@ _reporting: list[Reporting] | None = None
 
 
 def check(environ: Mapping[str, str]) -> None:
-    """Check ``FLEET_REPORTERS`` without importing a reporter.
+    """Check that ``FLEET_REPORTERS`` names only known reporters, without importing them.
 
     Raises
     ------
@@ -250,7 +250,7 @@ def _load(entry: "EntryPoint") -> Factory:
 
 
 def _forget_in_child() -> None:
-    """Leave the reporters to the parent of a forked process, since their threads exist only there."""
+    """Discard the reporters in a forked child, because their threads exist only in the parent."""
     global _reporting, _starting
     _reporting, _starting = [], threading.Lock()
 

@@ -1,4 +1,4 @@
-"""The resources of a process: file descriptors, memory, CPU cores, and a clock for watchdogs."""
+"""Resources of a process: file descriptors, memory, CPU cores, and a clock for watchdogs."""
 
 import contextlib
 import ctypes
@@ -62,7 +62,7 @@ class Reserve:
         self._lent = 0
 
     def keep(self) -> None:
-        """Fill the reserve with available descriptors unless it is lent."""
+        """Reserve as many of the descriptors as are available."""
         with self._lock:
             self._keeps = True
             self._fill()
@@ -75,7 +75,7 @@ class Reserve:
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
-        """Release the descriptors within the block, then reserve them again."""
+        """Make the reserved descriptors available within the block."""
         with self._lock:
             self._lent += 1
             self._release()
@@ -108,7 +108,7 @@ def raise_descriptor_limit() -> None:
 
 
 def keep_freed_memory(environ: Mapping[str, str]) -> bool:
-    """Make malloc keep freed memory, so that the process stays at its peak size.
+    """Make malloc keep freed memory instead of returning it to the kernel.
 
     Each backward pass allocates gradients of the whole model's size, and ``zero_grad`` frees them. By default
     glibc returns such blocks to the kernel, which must map and zero the same pages again in every step: 100
@@ -139,7 +139,7 @@ def keep_freed_memory(environ: Mapping[str, str]) -> bool:
 
 
 def available_cores(cpu_max: Path = _CPU_MAX) -> int:
-    """Return the number of cores that this process's CPU affinity and container limit allow.
+    """Return the number of cores that this process's CPU affinity and control group allow.
 
     Parameters
     ----------

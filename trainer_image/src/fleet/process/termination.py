@@ -1,4 +1,4 @@
-"""The termination message of a replica, read by the kubelet or the local cluster.
+"""The termination message of a replica, which the kubelet or the local cluster reads.
 
 A successful replica writes one line of JSON: whether it had joined its job (`joined`), the trainers that it
 knows to have completed (`completedTrainers`, as ``0-2,4``), and its progress. A server adds the number of
@@ -48,7 +48,7 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 def message_path(environ: Mapping[str, str]) -> Path | None:
-    """Return the path in FLEET_TERMINATION_LOG, else the kubelet's file if writable, else None."""
+    """Return FLEET_TERMINATION_LOG as a path, or else the kubelet's file if writable, or else None."""
     named = environ.get("FLEET_TERMINATION_LOG")
     if named:
         return Path(named)
@@ -65,7 +65,7 @@ def format_indexes(indexes: Collection[int]) -> str:
 
 
 def completed_trainers(completed: Collection[int], attempts: Mapping[int, int]) -> dict[str, Any]:
-    """Return the fields about completed trainers, without their restarts if these are too long."""
+    """Return the fields that list completed trainers; the list of their restarts is omitted if too long."""
     known: dict[str, Any] = {"completedTrainers": format_indexes(completed)}
     after = {
         str(attempt): format_indexes([trainer for trainer, its in attempts.items() if its == attempt])
@@ -77,7 +77,7 @@ def completed_trainers(completed: Collection[int], attempts: Mapping[int, int]) 
 
 
 def progress_message(state: Mapping[str, Any]) -> str:
-    """Render a progress snapshot as a line of JSON that fits into the termination message.
+    """Render a progress snapshot as one line of JSON that fits into the termination message.
 
     The message has at most 64 points of the history, evenly spaced and including the last, and the ten
     largest tables. If it is still too long, more points are dropped, then tables, then counters, then

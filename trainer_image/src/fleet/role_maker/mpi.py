@@ -1,4 +1,4 @@
-"""The role under mpirun: even ranks are parameter servers, odd ranks are trainers."""
+"""A role maker for mpirun: even ranks are parameter servers, odd ranks are trainers."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ _RECORD_BYTES: Final = 1024
 
 
 class World:
-    """The ranks of one mpirun.
+    """All ranks of an MPI job.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class World:
         self.size: int = mpi.COMM_WORLD.Get_size()
 
     def allgather(self, record: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return the records of all ranks in rank order; every rank must call this once."""
+        """Return the records of all ranks, in rank order; every rank must call this once."""
         # mpi4py's lower-case methods pickle objects; this one sends bytes.
         mine = json.dumps(record).encode().ljust(_RECORD_BYTES)
         if len(mine) > _RECORD_BYTES:
@@ -53,7 +53,7 @@ class World:
 
 
 def connect() -> World:
-    """Initialise MPI.
+    """Initialize MPI and return the ranks of this job.
 
     Raises
     ------
@@ -75,7 +75,7 @@ def connect() -> World:
 
 
 class MPISymmetricRoleMaker(RoleMaker):
-    """Builds the role from the rank under ``mpirun``.
+    """Derives the role from the rank under ``mpirun``.
 
     There is one server per trainer: ranks 0, 2, … serve, and ranks 1, 3, … train.
 
@@ -138,7 +138,7 @@ MPISymetricRoleMaker = MPISymmetricRoleMaker
 
 
 def _refuse_loopback(hosts: list[str], machines: list[str]) -> None:
-    """Raise an error if an address is a loopback address, which other machines cannot reach."""
+    """Raise an error if an address is a loopback address, which other machines could not reach."""
     for rank, (host, machine) in enumerate(zip(hosts, machines, strict=True)):
         if host.startswith("127."):
             raise RoleError(

@@ -1,4 +1,4 @@
-"""The role from environment variables set by the operator or a launcher."""
+"""A role maker that reads the environment variables of the operator or a launcher."""
 
 from fleet.environment.endpoints import endpoints_problem, split_endpoints
 from fleet.errors import RoleError
@@ -25,7 +25,7 @@ _HOSTS = "the parameter servers' hosts, comma separated, each once"
 
 
 class PaddleCloudRoleMaker(RoleMaker):
-    """Reads the role from the environment.
+    """Reads the role from environment variables.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class PaddleCloudRoleMaker(RoleMaker):
 
 
 def _alone(job: JobIdentity, *, collective: bool) -> Role:
-    """Return the role of a script started outside a job, as in a debugger or a notebook."""
+    """Return the role of a script that runs outside any job, such as in a debugger or a notebook."""
     endpoint = f"{_LOOPBACK}:{_DEFAULT_PORT}"
     return Role(
         kind=RoleKind.WORKER,
@@ -132,7 +132,7 @@ def _check_has_servers(variables: Variables, listed: str) -> None:
 
 
 def _own_server(variables: Variables, servers: tuple[str, ...]) -> str:
-    """Return a server's own entry in the list of servers."""
+    """Return this server's entry in the list of servers."""
     host_name, host = variables.text(
         "POD_IP", "PADDLE_CURRENT_IP", expected="this server's host, as in the list of servers"
     )
@@ -200,7 +200,7 @@ def _check_has_no_servers(variables: Variables) -> None:
 
 
 def _check_launched(variables: Variables) -> None:
-    """Raise an error if the pod has several slots but this process has no rank, as without a launcher."""
+    """Raise an error if the pod has several slots and no launcher has given this process a rank."""
     slots = variables.optional("NPROC_PER_NODE", "PET_NPROC_PER_NODE", default="1")
     if slots != "1" and "PADDLE_TRAINER_ID" not in variables and "RANK" not in variables:
         raise RoleError(
@@ -211,7 +211,7 @@ def _check_launched(variables: Variables) -> None:
 
 
 def _in_another_order(variables: Variables) -> bool:
-    """Return whether torchrun's number for this node differs from the node's position among the endpoints."""
+    """Return whether torchrun's rank of this node differs from the node's index in the job."""
     number, listed = variables.optional("GROUP_RANK"), variables.optional("NODE_RANK")
     return _OF_TORCHRUN in variables and bool(number and listed) and number != listed
 

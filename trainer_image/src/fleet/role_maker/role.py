@@ -1,4 +1,4 @@
-"""The role of a replica in its job, as data, and the base class of role makers."""
+"""The role of a replica in its job, and the base class of role makers."""
 
 import os
 from abc import ABC, abstractmethod
@@ -18,7 +18,7 @@ File = TypeVar("File", bound=str | PurePath)
 
 
 class RoleKind(IntEnum):
-    """The kind of a replica, with Paddle's numbers."""
+    """The kind of a replica, numbered as in Paddle."""
 
     WORKER = 1
     SERVER = 2
@@ -26,7 +26,9 @@ class RoleKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobIdentity:
-    """A replica's job and attempt. Frames carry the attempt and a hash of the job.
+    """The job and the attempt to which a replica belongs.
+
+    Frames carry the attempt and a hash of the job.
 
     Attributes
     ----------
@@ -72,8 +74,8 @@ class Role:
         The host under which others reach this replica; empty if unknown.
     is_collective : bool
     is_alone : bool
-        Whether no job is around this process, which therefore trains alone: with the one server of
-        `server_endpoints` inside it, or as the only collective worker.
+        True if this process belongs to no job and therefore trains alone: with the only server of
+        `server_endpoints` inside the process, or as the only collective worker.
     job : JobIdentity
     sync_mode : str
         The job's mode, which is the default mode of a strategy.
@@ -118,13 +120,13 @@ class Role:
 
 
 class RoleMaker(ABC):
-    """Builds a `Role` once, and answers Paddle's queries about it."""
+    """The base class of role makers, which also provides Paddle's methods for querying the role."""
 
     def __init__(self) -> None:
         self._role: Role | None = None
 
     def generate_role(self, environ: Mapping[str, str] | None = None) -> Role:
-        """Build the role.
+        """Build and return the role.
 
         Parameters
         ----------
@@ -150,11 +152,11 @@ class RoleMaker(ABC):
 
     @abstractmethod
     def _make(self, variables: Variables, job: JobIdentity) -> Role:
-        """Build the role without its mode and checkpoint directory, which come from the environment."""
+        """Return the role, except for its mode and checkpoint directory, which the caller adds."""
 
     @property
     def role(self) -> Role:
-        """The role, built from this process's environment on first use."""
+        """The role, which is built from this process's environment on first use."""
         return self._role if self._role is not None else self.generate_role()
 
     def is_worker(self) -> bool:
@@ -186,7 +188,7 @@ class RoleMaker(ABC):
         return self.role.server_num
 
     def get_trainer_endpoints(self) -> list[str]:
-        """Return the endpoints of trainers, in collective mode."""
+        """Return the trainers' endpoints; empty unless the job is collective."""
         return list(self.role.worker_endpoints)
 
     def get_pserver_endpoints(self) -> list[str]:
@@ -195,7 +197,7 @@ class RoleMaker(ABC):
 
 
 def identity_of(variables: Variables) -> JobIdentity:
-    """Read the identity of the job; a process outside any job belongs to the job ``local``."""
+    """Read the identity of this replica's job; outside any job, the name is ``local``."""
     attempt = 0
     if variables.optional("FLEET_RESTARTS"):
         attempt = variables.number("FLEET_RESTARTS", least=0, meaning="how often this replica was restarted")
@@ -209,7 +211,7 @@ def identity_of(variables: Variables) -> JobIdentity:
 
 
 def share_of_files(files: Sequence[File], index: int, num: int) -> list[File]:
-    """Return a trainer's contiguous share of the files; the lowest indexes get any remaining files.
+    """Return one trainer's contiguous share of a list of files.
 
     Parameters
     ----------

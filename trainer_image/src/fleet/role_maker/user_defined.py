@@ -1,4 +1,4 @@
-"""The role from arguments, for scripts that know their cluster."""
+"""Role makers that take the role from their arguments, for scripts that know their cluster."""
 
 from collections.abc import Iterable
 
@@ -11,7 +11,7 @@ __all__ = ["UserDefinedCollectiveRoleMaker", "UserDefinedRoleMaker"]
 
 
 class UserDefinedRoleMaker(RoleMaker):
-    """Builds the role of a trainer or parameter server from arguments.
+    """Builds the role of a trainer or a parameter server from arguments.
 
     Parameters
     ----------

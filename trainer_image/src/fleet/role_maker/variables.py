@@ -1,4 +1,4 @@
-"""Environment variables of a role; errors name the variable, its value and the expected value."""
+"""Reads and validates the environment variables that describe a role."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ _KEY: Final = f"{2 * KEY_BYTES} hexadecimal digits, as `openssl rand -hex {KEY_B
 
 
 class Variables:
-    """Environment variables, some of which have several names.
+    """Environment variables; a value may be available under several names.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ class Variables:
         return name in self._environ
 
     def text(self, *names: str, expected: str) -> tuple[str, str]:
-        """Return the name and value of the first of `names` that is set.
+        """Return the name and the value of the first of `names` that is set.
 
         Parameters
         ----------
@@ -64,14 +64,14 @@ class Variables:
         return first, value
 
     def optional(self, *names: str, default: str = "") -> str:
-        """Return the value of the first of `names` that is not empty, or else the default."""
+        """Return the first non-empty value among `names`, or else the default."""
         for name in names:
             if value := self._environ.get(name, "").strip():
                 return value
         return default
 
     def number(self, *names: str, least: int, below: int | None = None, meaning: str) -> int:
-        """Return a whole number.
+        """Return a variable's value as a whole number.
 
         Parameters
         ----------
@@ -106,7 +106,7 @@ class Variables:
         raise RoleError(f"{name} is {value!r}; expected {expected}")
 
     def one_of(self, *names: str, choices: Sequence[str], meaning: str) -> str:
-        """Return the value of a variable; raise RoleError unless it is one of the choices."""
+        """Return a variable's value; raise RoleError unless it is one of the choices."""
         expected = f"{meaning}: {' or '.join(choices)}"
         name, value = self.text(*names, expected=expected)
         if value not in choices:
@@ -124,7 +124,7 @@ class Variables:
 
 
 def key_of(variables: Variables) -> bytes:
-    """Read the key that the job's replicas share, from ``FLEET_JOB_KEY`` or the ``FLEET_JOB_KEY_FILE``.
+    """Return the key that the job's replicas share, from FLEET_JOB_KEY or the file FLEET_JOB_KEY_FILE.
 
     Returns
     -------
@@ -156,7 +156,7 @@ def key_of(variables: Variables) -> bytes:
 
 
 def sync_mode_of(variables: Variables) -> str:
-    """Read the job's mode."""
+    """Return the job's mode from ``FLEET_SYNC_MODE``; the default is ``Sync``."""
     if not variables.optional("FLEET_SYNC_MODE"):
         return SYNC_MODES[0]
     return variables.one_of("FLEET_SYNC_MODE", choices=SYNC_MODES, meaning="the job's mode")
