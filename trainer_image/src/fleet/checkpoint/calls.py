@@ -180,6 +180,7 @@ class SavingCalls(ABC):
             As in `save_persistables`.
         """
         _refuse_file_system("save_check_point", fs)
+        # In the short form, the status is the second positional argument.
         if isinstance(path, TrainStatus) and train_status is None:
             path, train_status = None, path
         directory = _directory_of("save_check_point", executor, path, self._checkpoint_root())

@@ -235,12 +235,14 @@ def _dtype_name(dtype: torch.dtype) -> str:
 
 
 def _write_at(file: IO[bytes], offset: int, tensor: Tensor) -> None:
+    # The file is unbuffered, so this moves the offset of the descriptor that `_write_all` writes to.
     file.seek(offset)
     _write_all(file.fileno(), _bytes_of(tensor.detach().contiguous()))
 
 
 def _write_all(descriptor: int, content: memoryview) -> None:
     while content:
+        # Linux writes at most 2 GiB in one call.
         content = content[os.write(descriptor, content) :]
 
 
@@ -251,6 +253,8 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 def _publish(temporary: Path, path: Path) -> None:
     """Flush a file to disk and rename it to its final name."""
+    # The content must be durable before the new name: otherwise, after a crash of the machine, the name could
+    # refer to an empty file. The rename itself is durable once the directory is.
     with temporary.open("rb") as file:
         os.fsync(file.fileno())
     temporary.replace(path)

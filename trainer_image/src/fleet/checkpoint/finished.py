@@ -35,6 +35,7 @@ def leave_mark(environ: Mapping[str, str], completed: Collection[int]) -> None:
         return
     folder, identity = training
     try:
+        # `write_bytes` would create the folder, which is missing here only if its volume is not mounted.
         if not folder.is_dir():
             raise FileNotFoundError(errno.ENOENT, "there is no such folder")
         text = json.dumps({**identity, "completedTrainers": sorted(completed)})
@@ -52,6 +53,7 @@ def read_mark(environ: Mapping[str, str]) -> tuple[int, ...] | None:
     try:
         with open_file(folder / FINISHED_NAME) as file:
             found = json.loads(file.read(_MOST_BYTES))
+    # Without a readable mark the job trains again, which costs time but loses no result.
     except (DiskFullError, OSError, ValueError, RecursionError):
         return None
     if not isinstance(found, dict) or any(found.get(key) != value for key, value in identity.items()):

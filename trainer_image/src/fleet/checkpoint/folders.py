@@ -122,6 +122,7 @@ def list_checkpoints(
                 damage.append(error)
             else:
                 found.append(checkpoint)
+    # A folder can be both: save_persistables writes into it, and save_check_point below it.
     own = [checkpoint for checkpoint in found if checkpoint.directory == folder]
     others = [checkpoint for checkpoint in found if checkpoint.directory != folder]
     own_first = not others or not own or own[0].manifest.step >= others[0].manifest.step

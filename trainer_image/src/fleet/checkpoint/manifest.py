@@ -223,6 +223,7 @@ class Manifest:
     @classmethod
     def from_bytes(cls, data: bytes, path: str) -> "Manifest":
         """Parse the bytes of a manifest file; see `parse`."""
+        # Invalid UTF-8 must not raise here: `parse` reports it like any other damage.
         return cls.parse(data.decode("utf-8", errors="backslashreplace"), path)
 
     @classmethod

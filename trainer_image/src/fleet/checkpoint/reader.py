@@ -277,6 +277,7 @@ class Checkpoint:
         for file in wanted.values():
             self.check_size(file)
             found = (self.directory / file.name).stat()
+            # The ctime changes even if a program writes to the file and then restores its mtime.
             identity = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
             if known.get(identity) != file.sha256:
                 self.verify_file(file)
@@ -411,6 +412,7 @@ def check_files(
 
 
 def _overlaps(block: BlockRecord, begin: int, end: int) -> bool:
+    # The second condition is for an empty parameter, which is one block without elements.
     return (block.begin < end and block.end > begin) or block.begin == block.end == begin == end
 
 

@@ -75,6 +75,7 @@ def write_rows(
             map(_columns_of, parts),
             {"format": "pt", "save": save_name},
         )
+        # Read back, because the parts of the columns were not written in the order of the file.
         return FileRecord(path.name, size, sha256_of(path), rows=record)
 
 
@@ -96,6 +97,7 @@ def read_rows(checkpoint: Checkpoint, config: TableConfig, shards: Collection[in
     updates = max(record.updates for _, _, record in files)
     table = Table(config, updates)
     for found, file, _ in files:
+        # The policies of a base are older than this checkpoint.
         for removed, rows in parts_of(found, file, config.name, with_policies=found is checkpoint):
             table.remove(removed)
             table.load(part(rows, shards))

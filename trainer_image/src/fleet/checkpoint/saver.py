@@ -31,6 +31,7 @@ class Saver(ABC):
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
+        # The two threads share these without a lock: every save first joins the thread of the previous one.
         self._failure: BaseException | None = None
         self._skipped = ""
         """The directory of the last save, if the disk had no room for it."""

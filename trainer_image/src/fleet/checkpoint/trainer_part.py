@@ -359,6 +359,7 @@ def _buffers_of(module: Module | None) -> dict[str, Tensor]:
     if module is None:
         return {}
     kept = module.state_dict(keep_vars=True)
+    # A state dict has a shared buffer under each of its names.
     buffers = dict(module.named_buffers(remove_duplicate=False))
     return {name: buffer for name, buffer in kept.items() if name in buffers}
 

@@ -74,6 +74,7 @@ def encode(value: object, tensors: dict[str, Tensor], path: str) -> Any:
                     f"{path} has the key {key!r}; expected strings or integers as keys of saved mappings"
                 )
             pairs.append([key, encode(item, tensors, f"{path}.{key}")])
+        # MultiStepLR keeps its milestones in a Counter, and fails with a dict in its place.
         return {"counter" if isinstance(value, Counter) else "dict": pairs}
     raise ConfigurationError(
         f"{path} is a {type(value).__name__}, which a checkpoint cannot hold; expected numbers, strings, "

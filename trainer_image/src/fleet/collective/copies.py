@@ -81,6 +81,7 @@ class Copies:
         seen = {id(parameter) for _, parameter in self.named_parameters}
         found: list[tuple[str, torch.Tensor]] = []
         for name, value in _present(self._slots):
+            # A broadcast sends a tensor's bytes, and only a dense tensor can be viewed as bytes.
             if id(value) not in seen and value.layout is torch.strided:
                 seen.add(id(value))
                 found.append((name, value))

@@ -131,6 +131,7 @@ def samples(facts: Mapping[int, Facts]) -> dict[int, Facts]:
     These are the first trainers with each version and GPU model, and those that rule out NCCL. They are few
     even if each of many GPUs has its own UUID.
     """
+    # In reverse order, so that the lowest rank of each kind overwrites the others.
     first = {(each.torch, each.nccl, each.model): rank for rank, each in sorted(facts.items())[::-1]}
     return {rank: facts[rank] for rank in sorted({*first.values(), *_without_own_gpu(facts)})}
 
@@ -195,6 +196,7 @@ class Mark:
 
     def reached(self) -> bool:
         """Return True once the stream has reached the mark; callable from any thread."""
+        # Not `==`: a later mark may have reused this slot, and then this one has been reached as well.
         return int(self._memory.item()) >= self._number
 
 
@@ -235,6 +237,8 @@ def is_from_script(error: BaseException) -> bool:
         Caught around the wait, so that its traceback contains all calls in the wait.
     """
     text = str(error).lower()
+    # gloo reports a lost connection as a plain RuntimeError, which only its text tells from an error in a
+    # hook of the script.
     if isinstance(error, dist.DistError) or any(word in text for word in _TRANSPORT):
         return False
     files = (frame.filename for frame in traceback.extract_tb(error.__traceback__))

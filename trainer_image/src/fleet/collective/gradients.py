@@ -76,6 +76,8 @@ class BackwardPass:
         FleetError
             An error ended the pass, and the script has caught the error.
         """
+        # The engine drops its callbacks when a pass fails. After a pass without an error, `_finish` has
+        # cleared `_end`.
         if self._end is not None and self._end() is None:
             step = self._reached[0].steps.number
             raise FleetError(
@@ -85,6 +87,8 @@ class BackwardPass:
 
     def _finish(self) -> None:
         """Pass the remaining gradients to the reducers, wait for the averages, and assign them to `grad`."""
+        # Trainers may have reached the optimizers in different orders, but `hand_back` makes calls of all
+        # trainers, whose order must be the same.
         reached = sorted(self._reached, key=self._averagers.index)
         remaining = [pair for each in reached for pair in each.remaining_gradients()]
         what = f"the average of step {reached[0].steps.number}'s gradients"
@@ -122,6 +126,7 @@ class AverageCheck:
         """Record that a parameter accumulated a local gradient, which a later pass will average."""
         self._accumulated = True
         gradient = self._named[position][1].grad
+        # Autograd has added to the average in place, so its address no longer shows that it is an average.
         if gradient is not None and gradient.data_ptr() == self._addresses.get(position):
             del self._addresses[position]
             self._own.add(position)
@@ -243,6 +248,8 @@ class GradientAverager(Synchronizer):
         """Connect, and add hooks to the parameters; see `Synchronizer`."""
         self._backward.add(self)
         self._reducer.connect()
+        # torch calls this hook inside AccumulateGrad and the reducer's hook after it, so `_begin` can still
+        # prepare the reducer for the gradient that called it.
         for position, parameter in enumerate(self._parameters):
             hook = parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, position))  # type: ignore[no-untyped-call]
             self._hooks.append(hook)
@@ -327,6 +334,7 @@ class GradientAverager(Synchronizer):
                 f"the gradient of {self._named[position][0]} arrived twice in one backward pass (reentrant "
                 "checkpointing does that); expected once: pass use_reentrant=False to torch.utils.checkpoint"
             )
+        # The engine enables grad mode during a pass only for create_graph=True.
         if torch.is_grad_enabled():
             raise ConfigurationError(
                 "backward(create_graph=True) gives differentiable gradients, and an average over trainers "
@@ -347,7 +355,11 @@ class GradientAverager(Synchronizer):
         self._ending = _Ending(absent, thawed)
         if self._reducer.order is None:  # this pass determines the order, including that of the flags
             flags.leaf.register_post_accumulate_grad_hook(lambda _: self._arrived.setdefault(FLAGS))  # type: ignore[no-untyped-call]
+        # A missing parameter may have a gradient from passes in no_sync(). Adding zeros sends that sum
+        # unchanged.
         zeros = [(each, torch.zeros_like(each)) for each in missing]
+        # One number carries both digests. They are XORed, because the flags have room for one number and only
+        # a difference matters.
         return [*zeros, (flags.leaf, flags.gradient(absent, self.steps.digest ^ self._copies.digest))]
 
     def hand_back(self) -> None:
@@ -369,5 +381,7 @@ class GradientAverager(Synchronizer):
             self._parameters[position].grad = None
         self._check.average(averages, unused, captured=is_capturing(self.device))
         progress.count("bytes_reduced", self._reducer.num_bytes)
+        # Here and not before the forward pass: all trainers meet here anyway, and an additional forward pass
+        # on one trainer keeps no other waiting.
         self._copies.share_buffers()
         self.steps.number += 1

@@ -188,6 +188,8 @@ class Group:
     def close(self) -> None:
         """Disconnect after all trainers have called this, because they need trainer 0's store until then."""
         self.barrier("stop_worker()")
+        # Before the connections close: from here on, no trainer waits for another, so a missing heartbeat
+        # means nothing.
         self._watchdog.close()
         if self._owns_default:
             dist.destroy_process_group()
@@ -280,6 +282,7 @@ class Group:
         """Replace `values` with trainer 0's; their shape and dtype must be the same on all trainers."""
         travelling = values.contiguous()  # bytes are sent in the order of memory, not of elements
         with self.waiting(what, device=values.device):
+            # As bytes, because gloo refuses some dtypes, such as int16 and float8.
             flat = travelling.reshape(-1).view(torch.uint8)
             work = dist.broadcast(flat, src=0, group=self._tensors, async_op=True)
             if work is not None:
@@ -329,6 +332,8 @@ class Group:
 
     def _is_equal(self, text: str) -> bool:
         """Return True if all trainers have the same string; every trainer must call this."""
+        # Seven bytes, so that the number and its negative fit into an int64. One maximum over both then gives
+        # the largest and the smallest number.
         digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7])
         bounds = torch.tensor([digest, -digest])
         dist.all_reduce(bounds, dist.ReduceOp.MAX, group=self._calls, async_op=True).wait()

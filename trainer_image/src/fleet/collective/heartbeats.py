@@ -210,6 +210,7 @@ def report_of(
             Cohort(
                 state,
                 alive=sum(rank not in silent for rank in ranks),
+                # One more than a message names, because each reader leaves itself out.
                 ranks=sorted(ranks, key=lambda rank: (rank in silent, rank))[: SHOWN + 1],
             )
             for state, ranks in cohorts.items()

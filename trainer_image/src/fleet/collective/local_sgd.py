@@ -124,9 +124,12 @@ class ParameterAverager(Synchronizer):
         began = time.monotonic()
         size = self._group.world.size
         device = values[0].device if values else torch.device("cpu")  # empty if all are sharded
+        # Without a delay: the next exchange may be many steps away.
         flags = Flags(0, size, device, delay=0)
         flags.leaf.grad = flags.gradient((), self.steps.digest ^ self._copies.digest)
         buckets = [
+            # Divided before the sum, as torch's reducer does: a sum in float16 may overflow where the mean
+            # does not.
             (members, torch.cat([member.reshape(-1) for member in members]).div_(size))
             for members in (*_buckets(values), [flags.leaf.grad])
         ]

@@ -96,6 +96,7 @@ def distribute(
         if getattr(optimizer, "found_inf", None) is not None:
             synchronizer.check_scaled()  # a GradScaler's kernel may skip this step
             return None
+        # torch's wrapper around step() passes the optimizer itself as the first positional argument.
         (itself, closure) = (*given, options.get("closure"))[:2]
         if closure is None:
             check_finite()

@@ -109,6 +109,8 @@ class Flags:
         bits, event = self._bits.popleft()
         if event is not None:
             event.synchronize()
+        # A single trainer with another bit moves the average by 1/size. Half of that leaves room for the
+        # rounding of the sum.
         return all(min(each, abs(1 - each)) < 0.5 / self._size for each in bits.tolist())
 
     def _averages(self) -> torch.Tensor:
@@ -147,6 +149,8 @@ class Buckets:
         bucket_bytes: int = BUCKET_BYTES,
         hook: CommHook | None = None,
     ) -> None:
+        # No initial broadcast: `Trainer.distribute` shares trainer 0's values, and a reducer that is built
+        # again must not replace values in the middle of training.
         options: dict[str, Any] = {"init_sync": False, "gradient_as_bucket_view": True}
         if (
             bucket_bytes != BUCKET_BYTES
@@ -172,6 +176,7 @@ class Buckets:
         """Return False if a leaf's dtype, device or layout has changed, as when the model has moved."""
         return self._current_forms() == self._forms
 
+    # A gradient hook runs without grad mode, in which DistributedDataParallel does not prepare its reducer.
     @torch.enable_grad()
     def begin(self) -> None:
         """Begin a pass, in which gradients are averaged as they arrive."""
@@ -182,6 +187,7 @@ class Buckets:
         """Arrange the buckets in the order of trainer 0's first pass; every trainer must call this."""
         self.ordered = True
         self._averages = []
+        # A forward pass rebuilds the buckets. In no_sync() it does not also wait for a backward pass.
         with self._parallel.no_sync():
             self._parallel()
 

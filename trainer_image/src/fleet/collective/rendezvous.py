@@ -340,6 +340,8 @@ def _verify(connected: socket.socket, key: bytes) -> None:
     challenge = secrets.token_bytes(CHALLENGE_BYTES)
     connected.sendall(challenge)
     answer, mac = _receive(connected, CHALLENGE_BYTES), _receive(connected, MAC_BYTES)
+    # The client proves the key first, so a stranger gets no MAC from the gate. Each MAC names its side, so
+    # that neither end can be sent its own proof.
     if not hmac.compare_digest(mac, greeting_mac(key, Side.TRAINER, challenge, answer, of="store")):
         raise ConnectionError(
             "it does not have the key of this job; give all trainers the same FLEET_JOB_KEY"

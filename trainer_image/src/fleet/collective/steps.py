@@ -178,6 +178,7 @@ def difference(
 
 def _known_from(account: Account) -> int:
     """Return the smallest `Step.before` from which the account contains every step."""
+    # The step that was dropped last may have had the same `before` as the oldest one that is kept.
     return 0 if account.count == len(account.recent) else account.recent[0].before + 1
 
 
@@ -201,6 +202,7 @@ def _other_number(theirs: Account, ours: Account, rank: int, first: int) -> tupl
 def _other_options(theirs: Account, ours: Account, rank: int, first: int) -> tuple[int, str, str] | None:
     """Return the first step whose hyper-parameters differ, with a description of both values, or None."""
     known = ([step for step in each.recent if step.before >= first] for each in (theirs, ours))
+    # Of equal length, because `_other_number` has found no difference.
     for found, expected in zip(*known, strict=True):
         for number, (group, other) in enumerate(zip(found.groups or (), expected.groups or (), strict=False)):
             for name, value in group.items():

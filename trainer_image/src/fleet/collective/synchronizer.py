@@ -166,6 +166,8 @@ class Alone(Synchronizer):
         elif not self._since_step and len(self._handles) == 1 < len(self._parameters):
             (hooked,) = self._handles
             if any(each.grad is not None for each in self._parameters):
+                # A pass that did not reach the hooked parameter was not counted: count it now, and learn
+                # again.
                 self.steps.number += self._parameters[hooked].grad is None
                 self.start()
         self._since_step = 0

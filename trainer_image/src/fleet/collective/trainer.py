@@ -183,6 +183,7 @@ class Trainer:
         self._compare(group, optimizer, copies)
         copies.log_sharded()
         synchronizer = self._synchronizer(copies, optimizer, chosen)
+        # Before the first broadcast, because this compares the devices of all trainers and connects them.
         synchronizer.start()
         copies.share("the initial values")
         self._distributed.append((copies, synchronizer))

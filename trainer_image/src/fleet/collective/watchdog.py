@@ -147,6 +147,7 @@ class Heartbeats:
     def _search(self, ours: str, pause: Callable[[float], object]) -> list[int]:
         before = self._read(self._world.others)
         pause(1.5 * self._deadlines.heartbeat_seconds)
+        # The pause was longer than a heartbeat, so every living trainer has written another one.
         after = self._read(self._world.others)
         silent = [rank for rank in self._world.others if before[rank].number == after[rank].number]
         with self._one_call():
@@ -258,6 +259,7 @@ class Watchdog:
         self._deadlines = deadlines
         self._on_failure = on_failure
         self._state = TrainerState()
+        # A wait is replaced as a whole, so the watchdog's thread needs no lock to read it.
         self._wait: _Wait | None = None
         self._deadlock: ConfigurationError | None = None
         self._stop = threading.Event()
@@ -384,6 +386,7 @@ class Watchdog:
         absences = [each for each in report.absences if each.rank != self._world.rank]
         silent = [each for each in absences if each.seconds > self._deadlines.silent_seconds]
         vanished = [each for each in silent if each.seconds > self._deadlines.deadline_seconds]
+        # The report may be as old as the observer's last heartbeat, so the store decides.
         if vanished and (vanished := self._heartbeats.still_absent(vanished)):
             raise PeerLostError(
                 f"{self._names(vanished, report)} sent no heartbeat for {vanished[0].seconds:.0f} s while "

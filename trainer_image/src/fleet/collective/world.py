@@ -178,6 +178,7 @@ def is_here(host: str) -> bool:
     for address in _addresses(host):
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe:
+            # The kernel binds only to addresses of this machine.
             probe.bind((address, 0))
             return True
     return False

@@ -412,6 +412,8 @@ def commands(place: Node, arguments: argparse.Namespace, environ: Mapping[str, s
         shared["PADDLE_TRAINER_ENDPOINTS"] = place.endpoints
     if place.gpus:
         shared["CUDA_VISIBLE_DEVICES"] = place.gpus
+    # By default gloo listens at the address of the host's name, which may not resolve or may be on another
+    # interface.
     if sys.platform == "linux" and place.master_host.startswith("127."):
         shared.setdefault("GLOO_SOCKET_IFNAME", "lo")
     patience_seconds = Deadlines.from_environ(environ).starting_seconds

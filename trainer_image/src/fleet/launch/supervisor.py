@@ -227,6 +227,7 @@ class _Signals:
         for descriptor in (self._reader, self._writer):
             os.set_blocking(descriptor, False)
         self._wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        # SIGCHLD interrupts the wait as soon as a process has ended.
         numbers = [signal.SIGCHLD, signal.SIGTERM, signal.SIGINT]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup makes a process ignore SIGHUP
             numbers.append(signal.SIGHUP)
@@ -332,6 +333,7 @@ def _start(command: Command, log_dir: Path | None, grace_seconds: float) -> Proc
     with _output(path) as output:
         process = subprocess.Popen(
             command.argv,
+            # A script that saves on SIGTERM must have ended before this launcher kills it.
             env={**command.environ, "FLEET_GRACE_SECONDS": str(int(grace_seconds))},
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -115,6 +115,7 @@ class Order:
 
 def _draws(sampler: Any) -> bool:
     """Return whether a sampler draws its order from a generator."""
+    # The default 0 stands for a missing attribute, because None is a valid generator.
     return isinstance(sampler, Sampler) and isinstance(
         getattr(sampler, "generator", 0), torch.Generator | None
     )
@@ -144,6 +145,7 @@ def rest_of(batches: Iterable[Batch], made: int) -> Iterator[Batch]:
     if isinstance(batches, Sequence):
         return (batches[index] for index in range(made, len(batches)))
     if (
+        # A subclass with its own iteration may yield something else than the loader's batches.
         isinstance(batches, DataLoader)
         and type(batches).__iter__ is DataLoader.__iter__
         and not isinstance(batches.dataset, IterableDataset)

@@ -351,6 +351,7 @@ def _entry_by_reading(loader: Iterable[Any], order: Order, epochs: int, start: i
         order.begin(len(made))
         left = (start - sum(made)) * per_step
         batches, batch = iter(loader), 0
+        # One batch more is read than was used, to learn whether the epoch ends here.
         while (following := next(batches, _END)) is not _END and batch < left:
             batch += 1
         if following is not _END:

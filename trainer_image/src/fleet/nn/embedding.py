@@ -43,6 +43,7 @@ __all__ = [
     "to_host",
 ]
 
+# Must stay referenced, because torch removes an operator together with its library object.
 _operators = torch.library.Library("fleet", "FRAGMENT")  # type: ignore[no-untyped-call]
 _operators.define("sum_rows(Tensor positions, Tensor rows, SymInt num_rows) -> Tensor")  # type: ignore[no-untyped-call]
 _order = itertools.count()
@@ -327,6 +328,7 @@ class DistributedTable:
             raise ConfigurationError(f"{of}: ids of dtype {ids.dtype}, expected whole numbers (torch.int64)")
         flat = ids.detach().reshape(-1).to("cpu", torch.int64).numpy()
         limit = self.num_embeddings
+        # Read as unsigned, a negative id is larger than every limit.
         if limit is None or flat.size == 0 or int(flat.view(np.uint64).max()) < limit:
             return flat
         at = int(np.flatnonzero(flat.view(np.uint64) >= np.uint64(limit))[0])

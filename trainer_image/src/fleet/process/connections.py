@@ -131,6 +131,8 @@ def _host_of(connected: socket.socket) -> str:
 
 def _shut_down(connected: socket.socket) -> None:
     with contextlib.suppress(OSError):
+        # Not close(): that would leave a thread blocked in recv(), and free a descriptor number that the
+        # thread still uses.
         connected.shutdown(socket.SHUT_RDWR)
 
 
@@ -162,6 +164,7 @@ class Relay:
         """Stop accepting connections; established connections stay open."""
         self._closed = True
         with contextlib.suppress(OSError):
+            # On Linux, close() alone does not wake the thread that is blocked in accept().
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
@@ -198,6 +201,8 @@ class Relay:
         self.refusal = ""
         with contextlib.suppress(OSError):  # if one connection has already ended, the relay closes the other
             for each in (own(connected), own(onward)):
+                # The store's requests are small. Nagle's algorithm and delayed acknowledgments would add up
+                # to 40 ms to each.
                 each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         relay(connected, onward)
 

@@ -94,12 +94,14 @@ class _SigtermWatcher:
             return
         self._previous_handler = previous
         self._wakeup = reader, writer = os.pipe()
+        # `set_wakeup_fd` refuses a blocking descriptor.
         os.set_blocking(writer, False)
         threading.Thread(target=self._run, args=(reader, act), name="fleet-lifecycle", daemon=True).start()
         taken = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         if taken != -1:  # an event loop owns the wake-up descriptor; our handler wakes the thread instead
             signal.set_wakeup_fd(taken)
             self._owns_wakeup = False
+        # Needed in any case: Python writes to the wake-up descriptor only for signals with a Python handler.
         signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def is_received(self) -> bool:
@@ -130,6 +132,7 @@ class _SigtermWatcher:
         if self._owns_wakeup:
             signal.set_wakeup_fd(-1)
         if signal.getsignal(signal.SIGTERM) == self._on_sigterm:
+            # None stands for a handler of C code, which Python cannot restore.
             signal.signal(signal.SIGTERM, self._previous_handler or signal.SIG_DFL)
         for descriptor in self._wakeup:
             os.close(descriptor)
@@ -307,6 +310,7 @@ class _Lifecycle:
             # If a plain script fails, the end of its log is more useful than its progress. `last_value` is
             # the uncaught exception, which Python keeps even if the script has replaced our hook.
             self.leave_progress()
+        # After an uncaught error Python itself ends with status 1, so any other status must be set here.
         if self._status not in (None, EXIT_FAILURE):
             _flush_within(FLUSH_SECONDS)
             os._exit(self._status or EXIT_FAILURE)

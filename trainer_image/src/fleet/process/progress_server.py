@@ -171,6 +171,7 @@ class _Server(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    # Otherwise server_close() would wait for the threads of stalled clients.
     block_on_close = False
 
     def __init__(self, host: str, port: int) -> None:

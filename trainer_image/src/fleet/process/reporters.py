@@ -100,6 +100,7 @@ class MLflow:
         name = reported.environ.get("MLFLOW_EXPERIMENT_NAME") or reported.job
         try:
             experiment = self._client.create_experiment(name)
+        # Another replica may have created the experiment first.
         except MlflowException:
             if (existing := self._client.get_experiment_by_name(name)) is None:
                 raise

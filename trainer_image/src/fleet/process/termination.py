@@ -150,6 +150,7 @@ def _holds_sentence(path: Path) -> bool:
             first = file.read(1)
     except OSError:
         return False
+    # A message that begins with a brace is progress, which a failure replaces.
     return first not in (b"", b"{")
 
 

@@ -173,6 +173,7 @@ def _collective(variables: Variables, job: JobIdentity) -> Role:
         _check_count(variables, worker_num)
     else:
         worker_num = variables.number("WORLD_SIZE", least=1, meaning="the number of workers")
+    # torchrun may order the nodes differently, and passes on the pod's PADDLE_TRAINER_ID unchanged.
     ranks = ("RANK",) if _OF_TORCHRUN in variables else ("PADDLE_TRAINER_ID", "RANK")
     index = variables.number(*ranks, least=0, below=worker_num, meaning="this worker's rank")
     if _in_another_order(variables):
