@@ -366,6 +366,15 @@ def test_an_exit_status_that_no_signal_gives_is_told_with_the_last_line(launch, 
     assert (tmp_path / "words").read_text().endswith("worker 0 failed with exit status 255: no data\n")
 
 
+@pytest.mark.parametrize("status", [0, 7])
+def test_a_worker_may_remove_the_folder_of_its_log(launch, tmp_path, monkeypatch, status):
+    monkeypatch.setenv("FLEET_TERMINATION_LOG", str(tmp_path / "words"))
+    body = f"import shutil\nshutil.rmtree('logs')\nsys.exit({status})"
+    assert launch("fleet.launch", body, "--log_dir=logs", *start_port()).end()[0] == status
+    words = tmp_path / "words"
+    assert not status or words.read_text() == "worker 0 failed with exit status 7\n"
+
+
 @pytest.mark.parametrize("flags", [[], ["--log_dir=logs"]], ids=["one-output", "logs"])
 def test_the_exception_of_the_worker_that_failed_is_the_launchers_last_word(
     launch, tmp_path, monkeypatch, flags

@@ -110,7 +110,9 @@ class Process:
     def last_lines(self) -> list[str]:
         """Return the last lines of the process's log, or of its standard error if it has no log."""
         if self.log_path is not None:
-            with self.log_path.open("rb") as file:
+            tail = b""
+            # The script may have removed its log folder, which must not change the launcher's exit status.
+            with contextlib.suppress(OSError), self.log_path.open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
                 tail = file.read(TAIL_BYTES)
         else:
