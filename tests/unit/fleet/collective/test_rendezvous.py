@@ -425,6 +425,25 @@ def test_a_gate_survives_a_lack_of_threads(
     assert "a connection could not be accepted: can't start new thread; trying again" in caplog.text
 
 
+def test_a_gate_survives_a_lack_of_threads_for_the_time_limit(
+    gate: Relay, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    start, refused = threading.Timer.start, list[threading.Timer]()
+
+    def refuses_once(timer: threading.Timer) -> None:
+        if not refused:
+            refused.append(timer)
+            raise RuntimeError("can't start new thread")
+        start(timer)
+
+    monkeypatch.setattr(threading.Timer, "start", refuses_once)
+    with socket.create_connection((HOST, gate.port), 10) as connected:
+        assert connected.recv(1) == b""
+    with socket.create_connection((HOST, gate.port), 10) as connected:
+        assert len(connected.recv(CHALLENGE_BYTES, socket.MSG_WAITALL)) == CHALLENGE_BYTES
+    assert "refused a connection of 127.0.0.1 to the store: can't start new thread" in caplog.text
+
+
 def sockets() -> int:
     """Return how many sockets this process has open."""
     count = 0

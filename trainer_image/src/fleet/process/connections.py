@@ -103,7 +103,13 @@ class HalfOpen:
 
     @contextlib.contextmanager
     def bounded(self, connected: socket.socket) -> Iterator[None]:
-        """Limit a connection while it authenticates; close it after a timeout or when it is evicted."""
+        """Limit a connection while it authenticates; close it after a timeout or when it is evicted.
+
+        Raises
+        ------
+        ConnectionError
+            No thread is free to limit the time, so the connection must be refused.
+        """
         host = _host_of(connected)
         with self._lock:
             evicted = self._limit.add(connected, host)
@@ -111,8 +117,11 @@ class HalfOpen:
             _shut_down(evicted)
         timer = threading.Timer(self._seconds, _shut_down, (connected,))
         timer.daemon = True
-        timer.start()
         try:
+            try:
+                timer.start()
+            except RuntimeError as error:
+                raise ConnectionError(str(error)) from error
             yield
         finally:
             timer.cancel()
