@@ -151,6 +151,7 @@ def clipped(grad: Tensor, options: Mapping[str, Any]) -> Tensor:
     grad = grad.coalesce()
     values = grad.values().clamp(*bounds)
     indices, shape = grad.indices(), grad.shape
+    # The indices are those of a valid gradient, so sorting and checking them again would only take time.
     return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=True, check_invariants=False)
 
 
@@ -365,6 +366,7 @@ class Adam(Optimizer):
         state = super()._state_of(parameter, options)
         if "beta1_pow_acc" not in state:
             for name in ("beta1", "beta2"):
+                # Of Paddle's shape, and on the CPU, so that reading it does not wait for a GPU.
                 state[f"{name}_pow_acc"] = torch.full((1,), options[name], dtype=torch.float32, device="cpu")
         return state
 
@@ -392,6 +394,7 @@ class RMSProp(Optimizer):
         The bounds of the elements of a gradient, which is clipped before it is regularized.
     """
 
+    # Paddle's operator has the mean of the gradient even if it is not centered.
     tensors: ClassVar[Mapping[str, str | None]] = {"momentum": None, "mean_square": None, "mean_grad": None}
 
     def __init__(

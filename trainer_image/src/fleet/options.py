@@ -84,6 +84,7 @@ class Rule:
         """Return whether this rule applies to a value of its option in a training method."""
         if not (self.servers if where.servers else self.collective):
             return False
+        # While the mode is unknown, only a rule for all modes can be applied.
         if where.servers and (self.modes != MODES if not where.mode else where.mode not in self.modes):
             return False
         if self.by_executor not in (None, where.by_executor):

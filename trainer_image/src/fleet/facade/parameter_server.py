@@ -459,6 +459,7 @@ class Fleet(FleetCalls):
 
     def _all_reduce(self, numbers: npt.NDArray[Any], operation: str) -> npt.NDArray[Any]:
         combined = self._started_trainer().session.calls.reduce(Contribution.of(numbers, operation))
+        # A copy, because `frombuffer` gives a read-only array and the script may write to the result.
         return np.frombuffer(combined, dtype=numbers.dtype).reshape(numbers.shape).copy()
 
     def _steps_made(self) -> int:

@@ -189,6 +189,7 @@ def _refuse_shared_memory(names: Mapping[torch.nn.Parameter, str]) -> None:
         for parameter, name in names.items()
         if not is_lazy(parameter) and parameter.numel() and parameter.is_contiguous()
     )
+    # The spans are sorted by address: if any two overlap, so do two neighbours.
     for (_, end, one), (begin, _, other) in pairwise(spans):
         if 0 < begin < end:
             raise TranspileError(

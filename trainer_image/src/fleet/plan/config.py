@@ -13,6 +13,7 @@ from fleet.plan.dispatch import HashName, PSDispatcher, RoundRobin
 
 __all__ = ["DistributeTranspilerConfig", "DistributedMode", "TrainingMode"]
 
+# Paddle asserts the same limit.
 _SMALLEST_BLOCK = 8192
 _DISPATCHERS: dict[str, type[PSDispatcher]] = {each.__name__: each for each in (RoundRobin, HashName)}
 _log = logging.getLogger(__name__)

@@ -92,6 +92,7 @@ def try_out(
     """
     kind, group = type(optimizer), optimizer.param_groups[index]
     options = {
+        # The trials run on the CPU, where the other kernels may not exist.
         name: False if name in KERNEL_FLAGS - {"foreach"} else value
         for name, value in read_hyper_parameters(optimizer, group).items()
     }
@@ -138,6 +139,7 @@ def _script_untouched() -> Iterator[None]:
     for each in hooks:
         each.clear()
     try:
+        # Without devices, because saving the state of a GPU's generator would create a CUDA context.
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             yield
     finally:

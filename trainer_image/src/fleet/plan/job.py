@@ -439,6 +439,7 @@ def plan_job(
         mode = custom.programs
         config.check_options(mode, custom=True)
     _check(spec, source, config, mode, custom)
+    # Paddle shuffles the parameters only if it does not slice them.
     if config.slice_var_up:
         seed = None
     geo = mode is DistributedMode.GEO
@@ -578,6 +579,7 @@ def _table_blocks(
         slices = slice_variable(
             parameter.shape, len(endpoints) if config.slice_var_up else 1, config.min_block_size
         )
+        # Without an id: programs show these blocks, but none is sent.
         found += [
             plan_block(
                 parameter, piece, sliced=len(slices) > 1, geo=geo, number=-1, server=0, endpoint=endpoints[0]
