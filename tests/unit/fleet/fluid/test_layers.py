@@ -171,3 +171,14 @@ def gradient_of(name: str, gradient: str, like: Any) -> Any:
     rows = ARRAYS[f"{name}/grad/{gradient}/rows"]
     np.add.at(dense, rows, ARRAYS[f"{name}/grad/{gradient}/values"])
     return dense
+
+
+@pytest.mark.parametrize(("layer", "value"), [("reduce_max", np.inf), ("reduce_min", -np.inf)])
+def test_an_infinite_extreme_is_the_result_and_gets_the_gradient(layer: str, value: float) -> None:
+    with program_guard(Program(), Program()), scope_guard(Scope()), unique_name.guard():
+        x = layers.data("x", [3], stop_gradient=False)
+        out = getattr(layers, layer)(x, dim=1)
+        append_backward(layers.reduce_sum(out))
+        feed = {"x": np.array([[value, 1.0, value]], np.float32)}
+        found, gradient = fluid.Executor().run(feed=feed, fetch_list=[out, "x@GRAD"])
+    assert (found.tolist(), gradient.tolist()) == ([value], [[1.0, 0.0, 1.0]])

@@ -221,11 +221,23 @@ _reduction("reduce_max", lambda x, dims, keep: _extreme(x, torch.amax, dims, kee
 _reduction("reduce_min", lambda x, dims, keep: _extreme(x, torch.amin, dims, keep))
 
 
-def _extreme(x: Tensor, function: Any, dims: list[int], keep: bool) -> Tensor:
-    """Return the largest or smallest elements; each of several equal elements gets the whole gradient."""
-    with torch.no_grad():
+class _Extreme(torch.autograd.Function):
+    """The largest or smallest elements; each of several equal elements gets the whole gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, function: Any, dims: list[int]) -> Tensor:
         found: Tensor = function(x, dims, True)
-    whole = found + torch.where(x == found, x - x.detach(), 0.0).sum(dims, True)
+        ctx.save_for_backward(x == found)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (chosen,), (gradient,) = ctx.saved_tensors, gradients
+        return torch.where(chosen, gradient, 0.0), None, None
+
+
+def _extreme(x: Tensor, function: Any, dims: list[int], keep: bool) -> Tensor:
+    whole: Tensor = _Extreme.apply(x, function, dims)
     return whole if keep else whole.squeeze(tuple(dims))
 
 
