@@ -368,6 +368,8 @@ class Layer:
             "trainable": attr.trainable,
             "learning_rate": float(np.float32(attr.learning_rate)),
         }
+        # As in Paddle, the first layer with this name determines the initial value, and the last one all
+        # other facts.
         first = start_with(self.startup, name, shape, dtype, chosen, **facts)
         parameter = create_variable(block, name, shape, dtype, **facts)
         for each in (first, parameter):
@@ -397,6 +399,7 @@ def start_with(
     created = create_variable(block, name, shape, dtype, **{"persistable": True, **facts})
     if not any(name in op.output_arg_names for op in block.ops):
         type, attrs = initializer.operator(tuple(shape), dtype, startup.random_seed)  # noqa: A001 - as in `Operator`
+        # At the front: Paddle's startup programs are in reverse order of creation.
         append_operator(block, type, {}, attrs, {"Out": created}, index=0)
     return created
 
@@ -472,6 +475,7 @@ def _binary(
         y = y.astype(x.dtype)
     first, second = (y, x) if reverse else (x, y)
     out = _temporary(x, dtype or x.dtype)
+    # Paddle's rule for arithmetic on variables.
     axis = 0 if second.shape and second.shape[0] == -1 else -1
     append_operator(_current(x), type, {"X": first, "Y": second}, {"axis": axis}, {"Out": out})
     return out

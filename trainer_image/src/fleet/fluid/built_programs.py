@@ -25,6 +25,7 @@ _OPTIMIZE: Final = int(OpRole.OPTIMIZE)
 _RATES: Final = (int(OpRole.SCHEDULE), int(OpRole.SCHEDULE) | _OPTIMIZE)
 _RPC: Final = int(OpRole.RPC)
 _DIST: Final = int(OpRole.DIST)
+# The defaults of Paddle's flags, such as FLAGS_rpc_send_thread_num.
 _THREADS: Final = 12
 _SERVED_STARTS: Final = frozenset(
     {"fill_constant", "gaussian_random", "truncated_gaussian_random", "uniform_random"}
@@ -181,6 +182,7 @@ def trainer_startup(origin: Program, plan: JobPlan, trainer_id: int, *, wait_por
     for op in [op for op in block.ops if any(map(job.is_table, op.output_arg_names))]:
         block.ops.remove(op)
         role: dict[str, Attribute] = {"op_role": int(OpRole.FORWARD), "op_role_var": []}
+        # Trainers hold no rows of a table: Paddle's `fake_init` declares it without values.
         block.append_op("fake_init", {}, op.outputs, {"shape": op.attrs["shape"], **role})
     return _of_job(program, job, trainer_attributes(plan, trainer_id, wait_port=wait_port), "startup")
 
@@ -237,6 +239,7 @@ def pserver_program(origin: Program, plan: JobPlan, endpoint: str) -> Program:
             "sparse_grad_to_param": rows,
             "prefetch_var_name_to_block_id": [],
             "lr_decay_block_id": 1 if job.rates else -1,
+            # Paddle's spelling.
             "checkpint_block_id": -1,
             "rpc_get_thread_num": _THREADS,
             "rpc_prefetch_thread_num": _THREADS,

@@ -105,6 +105,7 @@ class ProgramModule(nn.Module):
         for variable in variables:
             if variable.name in self.tables:
                 continue
+            # Another program in this scope may have had a table of this name.
             scope.look_ups.pop(variable.name, None)
             known = scope.values.get(variable.name)
             if known is None:
@@ -279,6 +280,7 @@ def _table(
     def values() -> tuple[Any, Any]:
         if first is not None and name not in scope.values:
             return np.arange(0), torch.empty(0, width)
+        # From here on the servers hold the rows, so the scope gives up its copy.
         return np.arange(ids), scope.values.pop(name).cpu()
 
     return DistributedTable(

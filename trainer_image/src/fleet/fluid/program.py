@@ -98,6 +98,8 @@ class Program(ProgramData):
         """
         if self.origin is not None and for_test:
             return self.origin.clone(for_test=True)
+        # Only variables of built programs have `copied`. Their class cannot be named here, because its module
+        # imports this one.
         if self.origin is None and any(hasattr(each, "copied") for each in self.list_vars()):
             return self._clone_built(for_test=for_test)
         if for_test:

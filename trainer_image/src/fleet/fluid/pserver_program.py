@@ -60,6 +60,7 @@ def pserver_program(plan: JobPlan, endpoint: str) -> Program:
             "sparse_grad_to_param": [f"{name}@GRAD:{name}" for name in plan.tables],
             **({"prefetch_var_name_to_block_id": prefetches} if prefetches else {}),
             "lr_decay_block_id": -1,
+            # Paddle's spelling.
             "checkpint_block_id": -1,
             "op_role": int(OpRole.RPC),
         },

@@ -66,6 +66,7 @@ class Scope:
             self.values[name] = value
         elif known is not value:
             with torch.no_grad():
+                # In place, because modules and optimizers hold the same tensor.
                 known.copy_(value)
 
 
@@ -95,6 +96,7 @@ class ScopeTensor:
         place : CPUPlace or CUDAPlace, optional
             Has no effect: the value stays on its device.
         """
+        # Copied, because `as_tensor` shares the memory of an array, which the script may change.
         self._scope.set(self._name, torch.as_tensor(np.array(array)))
 
     def shape(self) -> list[int]:

@@ -306,6 +306,7 @@ def label_smooth(
     name: str | None = None,
 ) -> Var:
     """Smooth labels: mix them with a distribution, by default the uniform one."""
+    # Paddle's layer also changes the label that it is given.
     label.stop()
     inputs = {"X": label, "PriorDist": prior_dist}
     return Layer("label_smooth", name).append("label_smooth", inputs, epsilon=float(epsilon))

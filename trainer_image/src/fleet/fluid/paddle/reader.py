@@ -145,6 +145,7 @@ def compose(*readers: Reader[Any], check_alignment: bool = True) -> Reader[tuple
                     chained.from_iterable(each if isinstance(each, tuple) else (each,) for each in samples)
                 )
         except ValueError as error:
+            # zip() reports different lengths by a ValueError, which a reader may raise as well.
             if "zip()" not in str(error):
                 raise
             raise ComposeNotAligned(
