@@ -87,6 +87,7 @@ def test_the_schedulers_of_torch_can_be_kept(make):
         pytest.param({"a": [1, len]}, r"state\.a\.1 is a builtin_function_or_method", id="function"),
         pytest.param({"a": {1.5: 2}}, r"state\.a has the key 1\.5", id="key"),
         pytest.param({"a": {1, 2}}, r"state\.a is a set", id="set"),
+        pytest.param({"a": np.longdouble(1)}, r"state\.a is a longdouble", id="number-of-numpy-alone"),
         pytest.param({"a": np.array(["x"])}, r"state\.a is an array of <U1", id="array-of-text"),
         pytest.param({"a": [np.array([None])]}, r"state\.a\.0 is an array of object", id="array-of-objects"),
     ],

@@ -61,8 +61,9 @@ def encode(value: object, tensors: dict[str, Tensor], path: str) -> Any:
         return {"tensor": _add(tensors, path, value.detach())}
     if isinstance(value, np.ndarray):
         return {"array": _add(tensors, path, _tensor_of(value, path))}
-    if isinstance(value, np.generic):
-        return encode(value.item(), tensors, path)
+    # A number that Python has no type for, such as numpy.longdouble, is its own item.
+    if isinstance(value, np.generic) and not isinstance(plain := value.item(), np.generic):
+        return encode(plain, tensors, path)
     if isinstance(value, list | tuple):
         items = [encode(item, tensors, f"{path}.{index}") for index, item in enumerate(value)]
         return items if isinstance(value, list) else {"tuple": items}
