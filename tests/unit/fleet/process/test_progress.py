@@ -1,6 +1,8 @@
 """What a replica reports, and the snapshot of it."""
 
 import json
+import subprocess
+import sys
 import threading
 from itertools import pairwise
 
@@ -134,6 +136,21 @@ def test_threads_lose_no_count(subject):
     for thread in threads:
         thread.join()
     assert subject.snapshot()["counters"] == {"retries": 20_000}
+
+
+INTERRUPTED = """
+import os, signal
+from fleet.process.progress import Progress
+
+progress = Progress(memory=lambda: os.kill(os.getpid(), signal.SIGTERM))
+signal.signal(signal.SIGTERM, lambda *_: progress.count("saves"))
+progress.snapshot()
+assert progress.snapshot()["counters"]["saves"] >= 1
+"""
+
+
+def test_a_signal_handler_may_report_while_the_main_thread_does():
+    subprocess.run([sys.executable, "-c", INTERRUPTED], timeout=30, check=True)
 
 
 def test_the_rate_follows_the_last_ten_seconds():

@@ -129,7 +129,8 @@ class Progress:
 
     def reset(self) -> None:
         """Clear everything, and replace the lock, which another thread may have held during a fork."""
-        self._lock = threading.Lock()
+        # Reentrant: a signal handler of the script may report while the main thread holds the lock.
+        self._lock = threading.RLock()
         self._serving = False
         self._waits_for: str | None = None
         self._parameter_bytes: int | None = None
