@@ -1,6 +1,7 @@
 """The launchers' rules, case by case, and what they show of a failed process."""
 
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -213,3 +214,22 @@ def test_the_exception_of_the_process_that_failed_is_the_launchers_last_word(tmp
     )
     assert ended.returncode != 0
     assert (tmp_path / "words").read_text().splitlines()[-1] == said
+
+
+MANY = f"""
+import os, resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (2048, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+{LAUNCH}
+"""
+
+
+@pytest.mark.skipif(
+    -1 < resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 2048, reason="so many files may not be open"
+)
+def test_a_launcher_may_have_more_than_a_thousand_open_files():
+    script = "import sys; sys.stderr.write('here'); sys.exit(7)"
+    ended = subprocess.run(
+        [sys.executable, "-c", MANY, script], capture_output=True, timeout=30, check=False, text=True
+    )
+    assert (ended.returncode, ended.stderr[:4]) == (7, "here")

@@ -242,8 +242,11 @@ class _Signals:
     def wait(self, seconds: float | None, started: Sequence[Process] = ()) -> list[int]:
         """Wait for a signal or for output on standard error, which is forwarded; return the stop signals."""
         errors = {each.popen.stderr.fileno(): each for each in started if each.popen.stderr is not None}
-        readable, _, _ = select.select([self._reader, *errors], [], [], seconds)
-        for descriptor in readable:
+        # Not select(), which refuses descriptors from 1024 on: a node may have as many workers.
+        ready = select.poll()
+        for descriptor in (self._reader, *errors):
+            ready.register(descriptor, select.POLLIN)
+        for descriptor, _ in ready.poll(None if seconds is None else seconds * 1000):
             if descriptor in errors:
                 errors[descriptor].forward_errors()
         try:
