@@ -75,6 +75,7 @@ class AUC:
                 at = int(np.flatnonzero(wrong)[0])
                 raise ConfigurationError(f"AUC: {what} holds {numbers[at]} at {at}, expected {expected}")
         buckets = self._counts.shape[1]
+        # A score of 1 belongs to the last bucket.
         places = np.minimum((found.astype(np.float64) * buckets).astype(np.int64), buckets - 1)
         for label, counts in enumerate(self._counts):
             counts += np.bincount(places[truth == label], minlength=buckets)

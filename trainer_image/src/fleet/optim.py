@@ -124,6 +124,8 @@ class Optimizer(torch.optim.Optimizer):
         return loss
 
     def _step(self, value: Tensor, grad: Tensor, state: dict[str, Any], options: Mapping[str, Any]) -> None:
+        # Paddle's sparse kernels of Momentum and RMSProp lose gradients if ids are not sorted. A dense
+        # gradient gives the result that they should have.
         if grad.is_sparse:
             grad = grad.to_dense()
         self.update(value, regularized(grad, value, options), state, options)
@@ -359,6 +361,8 @@ class Adam(Optimizer):
             _update_rows(self, value, grad, state, {**options, "rate": rate})
         else:
             super()._step(value, grad, state, {**options, "rate": rate})
+        # After a sparse update too. Paddle's sparse kernel advances the powers first, so its bias correction
+        # is one step ahead; that fault is not kept.
         power1.mul_(options["beta1"])
         power2.mul_(options["beta2"])
 

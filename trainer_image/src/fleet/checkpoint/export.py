@@ -229,6 +229,7 @@ class _SavedTable:
             # The smallest of the servers' counts: without barriers, some servers have received more updates.
             own = [record.updates for found, _, record in before._files if found is earlier]
             self.since, self._after = before.step, min(own)
+            # Computed from all ids: the files record only what was removed since their own base.
             self.removed = np.setdiff1d(before._ids(), self._ids())
 
     @cached_property

@@ -111,6 +111,8 @@ def list_checkpoints(
     for path in [folder, *numbered]:
         if path is not folder and os.path.lexists(path) and not path.is_dir():
             damage.append(CheckpointError(f"{path} is not a directory; expected a checkpoint"))
+        # An interrupted commit may have reached only some of the servers. The replaced checkpoint is then the
+        # newest one that all of them have.
         for name in (MANIFEST_NAME, REPLACED_NAME):
             if not os.path.lexists(path / name):  # an interrupted save has written no manifest
                 continue
@@ -284,6 +286,8 @@ class Claims:
         if found is None:
             return
         same_job = found.uid == self._job.uid
+        # The claim of another job is taken over at first, because that job may have ended long ago. A new
+        # claim on a folder that this process holds shows that two jobs use it now.
         if found.attempt > self._job.attempt if same_job else folder in self._held:
             raise FleetError(
                 f"{directory} was not written: {self._writer} of job {found.name} ({found.uid}) has claimed "

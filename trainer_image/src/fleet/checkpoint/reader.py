@@ -179,6 +179,7 @@ class Checkpoint:
             for block, file in self._records.get(param, ())
             if _overlaps(block, begin, end)
         ]
+        # The records are sorted by their first element.
         covered = begin
         for block, _ in found:
             if block.begin <= covered:

@@ -154,6 +154,7 @@ class TrainerPart:
         """
         try:
             tensors = load(data)
+            # `load` returns no metadata.
             header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
             found = json.loads(header["__metadata__"][_METADATA])
             groups = as_list("groups", decode(found["groups"], tensors))

@@ -153,6 +153,8 @@ def tidy(directory: Path) -> None:
     """
     kept = {MANIFEST_NAME, *(file.name for file in Manifest.read(directory).files)}
     try:
+        # Links are followed here, unlike in `remove_checkpoint`: the user may have linked the directory to
+        # another disk.
         with _opened(directory) as folder:
             _demote_replaced(folder, str(directory))
             _remove(folder, str(directory), kept)
@@ -235,9 +237,12 @@ def _remove(folder: int, path: str, kept: set[str]) -> None:
     present = _names_in(folder)
     named = {name: found for name in present if (found := _files_named_by(folder, name, path))}
     ours = set(named).union(*named.values())
+    # The final name of a file that is not temporary is the file's own.
     temporaries = {name for name in present if _final_name(name) in {*ours, *_MANIFESTS} - {name}}
     for name in sorted(temporaries.union(ours.intersection(present)) - kept, key=named.__contains__):
         with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # a save creates no directory
+            # Relative to the open directory, so that nobody can redirect the removal by replacing the
+            # directory with a link.
             os.unlink(name, dir_fd=folder)
 
 

@@ -180,6 +180,7 @@ class Group:
             calls=calls,
             owns_default=owns_default,
         )
+        # A first operation on each kind of connection, because some sockets may be opened only then.
         group._check(torch.device("cpu"), "the start of the job", tensors)
         group.barrier("the start of the job")
         _keep_from_children(_sockets() - before)

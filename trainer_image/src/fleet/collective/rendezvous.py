@@ -58,6 +58,7 @@ class JoinWait:
     def __init__(self, limit_seconds: float) -> None:
         self._limit = limit_seconds
         self._started = time.monotonic()
+        # Less than one attempt, so that the first one that fails is logged.
         self._next = ATTEMPT_SECONDS / 2
 
     @property
@@ -219,12 +220,14 @@ def _open_store(world: World, seconds: timedelta) -> Store:
     inward = socket.create_server((LOOPBACK, 0))
     gate = open_gate(inward.getsockname()[1], outward, world.key)
     store = _store_at(inward, LOOPBACK, seconds)
+    # torch's store has no method that closes it, so the gate ends with the object.
     weakref.finalize(store, gate.close)
     return store
 
 
 def _store_at(listener: socket.socket, host: str, seconds: timedelta) -> Store:
     """Open a store that takes over a socket's descriptor and listens only on that socket."""
+    # torch would wait for workers without saying who is missing, so `join` waits instead.
     return TCPStore(
         host,
         listener.getsockname()[1],

@@ -225,6 +225,7 @@ class Trainer:
             A trainer is lost, or does not make this call before the deadline; the message names it.
         """
         role, group = self._joined()
+        # Before the barrier, so that a save that fails ends this trainer while the others still wait for it.
         for training in self._trainings:
             training.finish()
         if lifecycle.refuses("fleet.stop_worker()"):

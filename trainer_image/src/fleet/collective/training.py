@@ -139,6 +139,7 @@ class CollectiveTraining(Saver):
     ) -> Callable[[], None]:
         spec, source = self._described()
         path, save, step = Path(directory), secrets.token_hex(4), self.current_step
+        # Copies, because training goes on while the thread writes.
         pieces = [
             Piece(
                 name, 0, value.numel(), _copied(value.detach()), _copied(self._optimizer.state.get(value, {}))

@@ -505,6 +505,7 @@ def _piped(path: Path, command: str) -> Iterator[Iterable[str]]:
         )
     assert child.stdout is not None and child.stderr is not None  # noqa: S101, PT018 - for mypy
     said: deque[str] = deque(maxlen=_TAIL)
+    # In a thread of its own: a command that fills the pipe of its stderr would wait forever.
     listener = threading.Thread(target=_listen, args=(child.stderr, said), daemon=True)
     listener.start()
     try:
@@ -519,6 +520,7 @@ def _piped(path: Path, command: str) -> Iterator[Iterable[str]]:
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGKILL)
             child.wait()
+        # A process that the command has left behind may keep stderr open.
         listener.join(timeout=1)
         child.stdout.close()
     if code := child.returncode:

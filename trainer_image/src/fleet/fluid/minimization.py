@@ -180,6 +180,7 @@ class Optimizer:
 
     def apply_gradients(self, params_grads: Pairs) -> list[Operator]:
         """Append clipping, regularization and the updates, the second half of `minimize`."""
+        # Paddle appends the updates in alphabetical order of the parameters.
         pairs = sorted(params_grads, key=lambda pair: pair[0].name)
         block = pairs[0][0].block.program.global_block()
         plain = {pair[0].name for pair in pairs if self.type != "sgd" and is_distributed(block, pair[0].name)}

@@ -48,6 +48,7 @@ class Prefetcher(Generic[T]):
         self._ended = self._closed = False
         self._error: BaseException | None = None
         self._changed = threading.Condition()
+        # A daemon, because the script's generator may never end.
         self._thread = threading.Thread(target=self._run, name=what, daemon=True)
         self._thread.start()
 

@@ -146,9 +146,11 @@ def base_environ(environ: Mapping[str, str], num_processes: int) -> dict[str, st
         for name, value in environ.items()
         if name not in ROLE_VARIABLES and not name.startswith(TORCHRUN_PREFIXES)
     }
+    # Otherwise a killed process would lose the end of its log.
     shared.setdefault("PYTHONUNBUFFERED", "1")
     shared.setdefault("FLEET_SYNC_MODE", "Sync")
     shared.setdefault("FLEET_RESTARTS", "0")
+    # By default every process would start a thread for each core.
     shared.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // num_processes)))
     return shared
 

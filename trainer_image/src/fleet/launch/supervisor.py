@@ -131,6 +131,7 @@ class Process:
     def terminate(self) -> None:
         """Send SIGTERM to the process but not to its children."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
+            # Called only before the process is reaped, so its id cannot belong to another process.
             os.kill(self.popen.pid, signal.SIGTERM)
 
     def kill_group(self) -> None:
@@ -317,6 +318,7 @@ def _watch(started: Sequence[Process], signals: _Signals, grace_seconds: float) 
             for running in _running(started):
                 running.terminate()
             continue
+        # At least a moment, so that rounding cannot make this loop spin.
         waiting = None if decision.until is None else max(0.05, decision.until - now)
         for number in signals.wait(waiting, started):
             name = signal.Signals(number).name

@@ -92,6 +92,7 @@ class Loops:
         ConfigurationError
             The previous loop has not ended.
         """
+        # Unknown until this loop ends.
         base, self._covered = self._covered, None
         if base is None:
             raise ConfigurationError(
@@ -101,6 +102,8 @@ class Loops:
             )
         if self._resumed is not None and per_epoch is not None:
             steps = self._resumed.steps_of(self._begun, per_epoch, epochs)
+            # With another number of trainers, an epoch has another number of steps: the position in the epoch
+            # counts.
             base = base if steps is None else made - steps
         # Earlier loops may have run fewer steps than they cover.
         self._current = (self._begun, min(base, made), per_epoch)
@@ -426,6 +429,7 @@ def _advance(by_epoch: Sequence[Any], by_step: Sequence[Any], epochs: Sequence[i
 
     def step(schedulers: Sequence[Any], count: int) -> None:
         for each in schedulers:
+            # The script may have restored the scheduler from a checkpoint.
             if made[id(each)] <= count:
                 each.step()
 

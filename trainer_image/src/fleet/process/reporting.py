@@ -208,6 +208,7 @@ def log(values: Mapping[str, float], step: int, identity: str, environ: Mapping[
 def close(seconds: float) -> None:
     """Close the reporters of this process within a time limit; later calls do nothing."""
     global _reporting
+    # Empty and not None, which would start the reporters again.
     ending, _reporting = _reporting or (), []
     until = time.monotonic() + seconds
     for each in ending:

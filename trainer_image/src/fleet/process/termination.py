@@ -28,6 +28,7 @@ __all__ = [
 
 KUBELET_PATH = Path("/dev/termination-log")
 MAX_PROGRESS_BYTES = 3000
+# A sentence and the log before it fit into 4096 bytes together.
 MAX_SENTENCE_BYTES = 2000
 MAX_LOG_BYTES = 2000
 MAX_HISTORY = 64

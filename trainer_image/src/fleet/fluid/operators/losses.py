@@ -138,6 +138,7 @@ def _dropout(
     upscales = dropout_implementation == "upscale_in_train"
     if is_test:
         return (x if upscales else x * (1.0 - dropout_prob)), None
+    # With a seed, every run of the program draws the same mask, as in Paddle.
     generator = torch.Generator(x.device).manual_seed(seed) if fix_seed else None
     mask = torch.rand(x.shape, generator=generator, device=x.device) >= dropout_prob
     if upscales:

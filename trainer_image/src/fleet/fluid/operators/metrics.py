@@ -62,6 +62,7 @@ def _auc(
     num_thresholds: int,
     slide_steps: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    # Truncated as in Paddle, so that only a probability of 1 falls into the last bucket.
     buckets = (predict.detach()[:, -1] * num_thresholds).long()
     labels = label.reshape(-1) != 0
     counted = [

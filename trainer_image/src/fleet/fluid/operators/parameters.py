@@ -84,6 +84,7 @@ def _initial(type: str, fill: Callable[[Tensor, dict[str, Any]], object], **attr
     )
     def _compute(attributes: dict[str, Any]) -> Tensor:
         dtype = getattr(torch, attributes["dtype"])
+        # On the CPU in any case, so that a seed gives the same values on every device.
         values = torch.empty(tuple(attributes["shape"]), dtype=dtype, device="cpu")
         with torch.no_grad():
             fill(values, attributes)
