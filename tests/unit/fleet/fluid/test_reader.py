@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from fleet.errors import ConfigurationError
 from fleet.fluid import layers, unique_name
 from fleet.fluid.lod import LoDTensor
 from fleet.fluid.paddle import batch
-from fleet.fluid.program import Program, program_guard
+from fleet.fluid.program import Program, default_main_program, program_guard
 from fleet.fluid.reader import DataLoader, EOFException, GeneratorLoader, PyReader, read_feed
 
 
@@ -193,3 +194,23 @@ def test_an_iterable_loader_has_no_start():
     loader = DataLoader.from_generator(feed_list=variables(), capacity=2)
     with pytest.raises(ConfigurationError, match=r"start\(\) of a loader whose iterable is True"):
         loader.start()
+
+
+def test_programs_built_under_guards_of_names_read_from_their_own_loaders():
+    built = []
+    for number in range(2):
+        with program_guard(Program(), Program()), unique_name.guard():
+            loader = DataLoader.from_generator(feed_list=variables(), capacity=2, iterable=False)
+            whole = [np.full((1, 2), number, np.float32), np.full((1, 1), number)]
+            loader.set_batch_generator(partial(iter, [whole]))
+            built.append((default_main_program(), loader))
+    for _, loader in built:
+        loader.start()
+    assert labels_in(read_feed(program) for program, _ in built) == [[0], [1]]
+
+
+def test_a_program_from_a_file_says_that_it_has_no_loader(program: Program):
+    DataLoader.from_generator(feed_list=variables(), capacity=2, iterable=False)
+    found = Program.from_json(program.to_json().replace("create_py_reader_", "elsewhere_"))
+    with pytest.raises(ConfigurationError, match="which this process has not created; give feed"):
+        read_feed(found)

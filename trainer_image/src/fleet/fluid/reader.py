@@ -7,6 +7,7 @@ epoch. The run that would have used a batch raises the generator's error instead
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import count
 from typing import Any, Self
 
 from fleet.errors import ConfigurationError, FleetError
@@ -31,6 +32,7 @@ __all__ = [
 
 _loaders: dict[str, "GeneratorLoader"] = {}
 """The loaders of ``read`` operators by the name of the reader's variable, like Paddle's queues."""
+_numbers = count()
 
 
 class EOFException(FleetError):  # noqa: N818 - Paddle's name
@@ -87,7 +89,9 @@ class GeneratorLoader:
         self._make: Callable[[], Iterable[Mapping[str, Fed]]] | None = None
         self._batches: Prefetcher[Mapping[str, Fed]] | None = None
         if not iterable:
-            self.name = name or unique_name.generate("create_py_reader")
+            # A counter of its own, as in Paddle: two programs, each built under `unique_name.guard`, would
+            # otherwise read from one loader.
+            self.name = name or f"create_py_reader_{next(_numbers)}"
             _loaders[self.name] = self
 
     def set_sample_generator(
@@ -411,7 +415,12 @@ def read_feed(program: Program) -> dict[str, Fed]:
     feed: dict[str, Fed] = {}
     for op in program.global_block().ops:
         if op.type == "read":
-            feed.update(_loaders[op.input("Reader")[0]].next_feed())
+            (name,) = op.input("Reader")
+            if name not in _loaders:
+                raise ConfigurationError(
+                    f"the program reads from the loader {name}, which this process has not created; give feed"
+                )
+            feed.update(_loaders[name].next_feed())
     return feed
 
 
