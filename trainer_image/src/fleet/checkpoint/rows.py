@@ -224,6 +224,7 @@ def parts_of(
                 raise ValueError(f"its columns have {sizes} rows")
             at_once = max(1, PART_BYTES * sizes["ids"] // file.bytes)
             removed = opened.get_tensor("removed").numpy()
+            # A file without rows has one part too, because it may have removed ids and policies.
             for begin in range(0, max(1, sizes["ids"]), at_once):
                 wanted = slices.keys() & (columns or slices.keys())
                 rows = {name: slices[name][begin : begin + at_once] for name in wanted}

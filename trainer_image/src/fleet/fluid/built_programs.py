@@ -214,6 +214,7 @@ def pserver_program(origin: Program, plan: JobPlan, endpoint: str) -> Program:
         rates = program.create_block()
         for op in _served_rates(job):
             _append_as_on_server(job, rates, op, {})
+    # In Paddle's programs, the blocks of updates are children of the block of the rates.
     parent = program.num_blocks - 1
     whose: list[Attribute] = []
     rows: list[Attribute] = []

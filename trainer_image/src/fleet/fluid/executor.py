@@ -352,6 +352,7 @@ class Executor:
                 f"loss_fn returned {_summary(returned)}; expected the loss, a tensor of one element, "
                 "or a dict of named tensors with 'loss' among them"
             )
+        # Before the step, so that a run that fails leaves the parameters unchanged.
         unknown = [name for name in names if not _known(name, outputs, source)]
         if unknown:
             raise ConfigurationError(
@@ -430,6 +431,7 @@ def _array(tensor: Tensor) -> npt.NDArray[Any]:
         tensor = tensor.to_dense()
     if tensor.dtype is torch.bfloat16:  # NumPy has no bfloat16; float32 represents all of its values
         tensor = tensor.float()
+    # A copy, because the next step changes parameters and gradients in place.
     return fetched(tensor.detach().to("cpu", copy=True).numpy())
 
 

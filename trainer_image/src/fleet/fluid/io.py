@@ -213,6 +213,7 @@ def load_vars(
         path = _inside(folder, filename or variable.name)
         held = together if together is not None else _read(path)
         found[variable.name] = _fitting(variable, held, path)
+    # All values are checked before the first one is set, so that a damaged file changes nothing.
     for name, value in found.items():
         global_scope().set(name, value)
 
@@ -453,6 +454,7 @@ def _pruned(program: Program, feeded: Sequence[str], targets: Sequence[str]) -> 
         )
     wanted, kept = set(targets), []
     for op in reversed(block.ops):
+        # A program for inference is fed, even if a loader provides the data of training.
         if op.type != "read" and wanted.intersection(op.output_arg_names).difference(feeded):
             kept.append(op)
             wanted.update(op.input_arg_names)

@@ -224,6 +224,7 @@ class GeneratorLoader:
             for feed in batches:
                 yield [list(feed.values())] if self._return_list else [feed]
         finally:
+            # If the script leaves the loop early, the thread would otherwise wait for space in its queue.
             batches.close()
 
     @property

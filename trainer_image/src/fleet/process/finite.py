@@ -105,6 +105,7 @@ class FiniteCheck:
         if self.action != "warn":
             self.next_look = step + 1
         elif dense or self._warned:
+            # It is logged once, so another check would have no effect.
             self.next_look = sys.maxsize
         elif step + 1 < _FIRST_STEPS:
             self.next_look = step + 1
