@@ -192,7 +192,7 @@ def _without_none(value: Any) -> Any:
 
 
 def _resolve(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """Inline references, and reduce "T or null" to T, because null is written as an absent field."""
+    """Inline references, and replace "T or null" with T, because a null field is written as absent."""
     while True:
         if "$ref" in node:
             target = definitions[node["$ref"].rpartition("/")[2]]

@@ -1,4 +1,4 @@
-"""A FleetJob as frozen types: the fields that a person may write, and their defaults.
+"""The FleetJob spec as immutable types: the fields that users may set, and their defaults.
 
 The CustomResourceDefinition is generated from these models (`fleet_operator.api.crd`), so every field here is
 implemented. `fleet_operator.api.rules` has the rules that involve several fields.
@@ -144,7 +144,7 @@ class FailurePolicy(Model):
 
 
 class CheckpointScope(StrEnum):
-    """The pods that share a volume."""
+    """The pods that share a checkpoint volume."""
 
     JOB = "Job"
     PSERVER = "Pserver"
@@ -213,14 +213,14 @@ START_DEADLINE_SECONDS = 3600
 
 
 class Mode(StrEnum):
-    """The way in which the replicas train together."""
+    """How the replicas train together."""
 
     PARAMETER_SERVER = "ParameterServer"
     COLLECTIVE = "Collective"
 
 
 class SyncMode(StrEnum):
-    """The time at which a parameter server applies gradients; passed to the script's strategy."""
+    """When a parameter server applies gradients; passed to the script's strategy."""
 
     SYNC = "Sync"
     ASYNC = "Async"
@@ -263,7 +263,7 @@ class StartupPolicy(Model):
 
 
 class CleanPodPolicy(StrEnum):
-    """The pods that are deleted when the job has finished."""
+    """The pods to delete when the job has finished."""
 
     RUNNING = "Running"
     ALL = "All"
@@ -469,7 +469,7 @@ class FleetJobSpec(Model):
 
 
 class ObjectMeta(Model):
-    """The part of an object's metadata that decisions need."""
+    """The metadata fields on which decisions depend."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -485,7 +485,7 @@ class ObjectMeta(Model):
 
 
 class FleetJob(Model):
-    """A job: its desired state (`spec`) and its present state (`status`).
+    """A job: its desired state (`spec`) and its current state (`status`).
 
     Created by `fleet_operator.api.parse_job`, which also checks the rules across fields, or by `read_job`,
     which leaves them to the API server.
@@ -504,7 +504,7 @@ class FleetJob(Model):
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The roles of this job in the order in which they start."""
+        """The roles of this job in start-up order."""
         return (Role.TRAINER,) if self.spec.pserver is None else (Role.PSERVER, Role.TRAINER)
 
     def replicas(self, role: Role) -> int:
@@ -523,7 +523,7 @@ class FleetJob(Model):
         return self._of(role).port
 
     def template(self, role: Role) -> PodTemplate:
-        """Return the template of a role's pods: its own or else the shared template."""
+        """Return the pod template of a role: the role's own or else the shared template."""
         template = self._of(role).template or self.spec.template
         if template is None:
             raise LookupError(
@@ -541,7 +541,7 @@ class FleetJob(Model):
 
     @property
     def most_trainers(self) -> int:
-        """The maximum number of trainers that the job may scale to."""
+        """The largest number of trainers to which the job may be scaled."""
         return max(self.spec.trainer.replicas, self.spec.trainer.max_replicas or 0)
 
     @property
@@ -559,13 +559,13 @@ class FleetJob(Model):
 
     @property
     def least_trainers(self) -> int:
-        """The minimum number of trainers that the job can run with."""
+        """The smallest number of trainers with which the job can run."""
         fewest = self.spec.trainer.min_replicas if self.elastic else None
         return fewest or self.spec.trainer.replicas
 
     @property
     def host_ports(self) -> PortRange | None:
-        """The range of the replicas' ports on the host network, or None if they do not use it."""
+        """The range of host ports for the replicas, or None without the host network."""
         network = self.spec.network
         return network.port_range if network is not None and network.host_network else None
 
@@ -576,14 +576,14 @@ class FleetJob(Model):
 
     @property
     def gang(self) -> Gang:
-        """The system that holds back the pods until all of them can run, if any."""
+        """The gang scheduler that holds back the pods until all of them can run, if any."""
         if self.spec.pod_group_policy is not None:
             return self.spec.pod_group_policy.gang
         return Gang.NONE if self.queue_name is None else Gang.KUEUE
 
     @property
     def queue_name(self) -> str | None:
-        """The name of Kueue's LocalQueue, from the policy or else from Kueue's own label.
+        """The name of the Kueue LocalQueue, from the policy or else from Kueue's label on the job.
 
         A label may change at any time. Its value at the job's start counts, and the ledger keeps that value
         until the job is suspended.
@@ -596,7 +596,7 @@ class FleetJob(Model):
         return self.status.ledger.queue_name
 
     def gang_name(self, life: int) -> str:
-        """Return the name of the gang in one life of the job.
+        """Return the name of the gang, which changes each time the job restarts.
 
         A PodGroup is an object of its job. A group of Kueue is only a name, so the name must be unique: pods
         of a deleted job with the same name may still exist.
@@ -621,7 +621,7 @@ class FleetJob(Model):
 
     @property
     def keeps_parameters(self) -> bool:
-        """True if a checkpoint volume keeps parameters after the servers that hold them have ended."""
+        """True if the parameters outlive the servers, on a checkpoint volume."""
         return self.spec.pserver is not None and self.spec.checkpoint is not None
 
     @property

@@ -104,10 +104,10 @@ def claim_name(job_name: str, uid: str) -> str:
 
 
 def server_claim_name(claim: str, server: int) -> str:
-    """Return the name of a parameter server's claim in a job in which each server has its own."""
+    """Return the name of a parameter server's claim, for jobs in which each server has its own."""
     return f"{claim}-pserver-{server}"
 
 
 def gang_name(job_name: str, life: int, uid: str = "") -> str:
-    """Return the gang's name in one life of a job, which includes part of the job's uid if given."""
+    """Return the gang's name: it includes the count of job restarts and, if given, part of the job's uid."""
     return "-".join((job_name, *((uid[:8],) if uid else ()), str(life)))
