@@ -201,7 +201,7 @@ def _collect_rarely() -> None:
 
 
 def _tell_of_loop(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log the event loop's exceptions like asyncio, except those of what kopf leaves behind.
+    """Log exceptions of the event loop, except those of generators closed at shutdown.
 
     If kopf is stopped during an event, it leaves the generator of its watch open, and closing that generator
     raises an exception. If it is stopped during concurrent requests, or one of them fails, the errors of the

@@ -359,7 +359,7 @@ async def lines_of(chunks: AsyncIterator[bytes], limit: int = LINE_BYTES) -> Asy
 
 @dataclass(slots=True)
 class Position:
-    """How far a log has been read, so that another reading of it repeats nothing and misses nothing.
+    """The position up to which a log has been read, used to skip known lines after reconnecting.
 
     The API server ignores fractions of a second in sinceTime, so the next reading begins with lines that are
     known. A long line comes in pieces, of which only the first has the timestamp. Timestamps may decrease,
@@ -384,7 +384,7 @@ class Position:
 
     @classmethod
     def parse(cls, text: str) -> Position:
-        """Return the position that ``str`` has written; that before the first line if `text` is none."""
+        """Parse the output of ``str``; return the start of the log if `text` is invalid."""
         stamp, length, *peaks = text.split(" ") if " " in text else ("", "")
         if not _LENGTH.fullmatch(length):
             return cls()

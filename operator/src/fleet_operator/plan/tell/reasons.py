@@ -204,7 +204,7 @@ def _why_gang_waits(context: Context) -> PendingReason | None:
 
 
 def _not_admitted(context: Context, name: str, waiting: Sequence[ObservedPod]) -> PendingReason | None:
-    """Return why Kueue holds back a group, if it does; pods report other problems."""
+    """Return why Kueue holds back a group, or None if it does not."""
     gated = [pod for pod in waiting if any(gate.startswith(KUEUE) for gate in pod.gates)]
     if not gated:
         return None
@@ -222,7 +222,7 @@ def _not_admitted(context: Context, name: str, waiting: Sequence[ObservedPod]) -
 
 
 def _not_placed(context: Context, name: str, waiting: Sequence[ObservedPod]) -> PendingReason:
-    """Return the scheduler's message about the pod that delays the others, or else about the group."""
+    """Return why the scheduler has not placed a gang: a pod's message, or else the PodGroup's."""
     with_reasons = sorted(
         (pod for pod in waiting if pod.reason), key=lambda pod: pod.reason in WAITS_FOR_OTHERS
     )
