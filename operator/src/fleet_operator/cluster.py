@@ -32,7 +32,7 @@ class Key(NamedTuple):
 
 
 class ClusterError(OperatorError):
-    """A request to the cluster failed; the next pass retries it. The message gives the reason."""
+    """A request to the cluster failed for the reason in the message; the next pass retries it."""
 
     transient = False
     """Whether the cause is unrelated to the request, so that the same request may succeed later."""
@@ -52,7 +52,7 @@ class Cluster(Protocol):
         """Return the newest known version of a job, or None if the job is gone."""
 
     def observe(self, job: FleetJob) -> Observed | None:
-        """Return the objects of `job`, or None until the cache contains them and our own writes."""
+        """Return the objects of `job`, or None while the cache does not contain them or our own writes."""
 
     def hosts(self, job: FleetJob) -> Hosts:
         """Return the hosts of the replicas of `job`."""

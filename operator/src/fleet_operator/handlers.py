@@ -93,7 +93,7 @@ class NoEssence(kopf.DiffBaseStorage):
 
 
 class Backoffs:
-    """An endless sequence of retry delays for kopf, equal to those of our own watches.
+    """An endless sequence of kopf's retry delays, equal to those of our own watches.
 
     After the last delay of a finite sequence, kopf and with it the term would end, for example for a deleted
     namespace, which the API server refuses to serve.
@@ -105,7 +105,7 @@ class Backoffs:
 
 
 def kopf_settings() -> kopf.OperatorSettings:
-    """Return kopf settings with endless retries, without kopf's own events, and with a quick exit."""
+    """Return settings that make kopf retry without end, post no events, and exit quickly."""
     settings = kopf.OperatorSettings()
     settings.persistence.diffbase_storage = NoEssence()
     settings.posting.enabled = False

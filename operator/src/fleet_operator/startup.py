@@ -147,7 +147,7 @@ class Operator:
         await self._electing.start()
 
     async def _lead(self, stop: asyncio.Event) -> None:
-        """Lead until stopped, until the lease is lost, or until a component ends."""
+        """Serve as the leader until stopped, the lease is lost, or a component ends."""
         ending = asyncio.Event()
         keeping = asyncio.create_task(self._election.keep(), name="keep the lease")
         stopping = asyncio.create_task(stop.wait(), name="wait for a signal")

@@ -1,4 +1,4 @@
-"""The base classes of a manifest's types: frozen models with camelCase names in JSON."""
+"""The base classes of a manifest's types: immutable models with camelCase names in JSON."""
 
 # No `from __future__ import annotations` here: pydantic reads the annotations when the class is made.
 from datetime import UTC, datetime
@@ -95,7 +95,7 @@ class OpenModel(Model):
     model_config = ConfigDict(extra="allow")
 
     def to_manifest(self) -> dict[str, Any]:
-        """Return the fields that were set, without defaults, as new dictionaries and lists."""
+        """Return the fields that were set, without defaults, as a new manifest."""
         return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
 

@@ -105,7 +105,7 @@ class ExitCodes(Model):
 
 
 class FailureRule(Model):
-    """An exception for the failures that match all of its criteria."""
+    """An exception to the failure policy, for failures that match all of its criteria."""
 
     name: RuleName = Field(description="The name of the rule in messages, unique in the list.")
     role: Role | None = Field(default=None, description="Only replicas of this role.")
@@ -180,7 +180,7 @@ class VolumeClaimTemplate(Model):
 
 
 class Checkpoint(Model):
-    """A volume that outlives the pods."""
+    """A volume for checkpoints, which outlives the pods."""
 
     mount_path: Annotated[str, StringConstraints(pattern="^/[^:]+$", max_length=255)] = Field(
         default="/checkpoint", description="The mount path of the volume; also FLEET_CHECKPOINT_DIR."
@@ -363,7 +363,7 @@ class UnhealthyPodEvictionPolicy(StrEnum):
 
 
 class DisruptionBudget(Model):
-    """A PodDisruptionBudget."""
+    """The PodDisruptionBudget of the parameter servers."""
 
     min_available: Servers | None = Field(
         default=None, description="The number of servers that must stay available. Default: all."
@@ -419,7 +419,7 @@ class TrainerSpec(Model):
 
 
 class RunPolicy(Model):
-    """How long a job may run and what remains of it. It may change at any time."""
+    """How long a job may run, and what remains of it afterwards. Changes are allowed at any time."""
 
     backoff_limit: Annotated[StrictInt, Field(ge=0, le=MAX_SECONDS)] = Field(
         default=6, description="The number of failures that lead to a restart; the next one fails the job."
@@ -519,7 +519,7 @@ class FleetJob(Model):
         return sum(self.replicas(role) for role in self.roles)
 
     def port(self, role: Role) -> int:
-        """Return the port of a role that this job has."""
+        """Return the port of one of this job's roles."""
         return self._of(role).port
 
     def template(self, role: Role) -> PodTemplate:
@@ -631,7 +631,7 @@ class FleetJob(Model):
 
     @property
     def start_deadline_seconds(self) -> int:
-        """The seconds for which a replica waits for peers that have never run and may still pull images."""
+        """The number of seconds for which a replica waits for peers that have not started yet."""
         return self.spec.run_policy.pending_deadline_seconds or START_DEADLINE_SECONDS
 
     @property
@@ -645,7 +645,7 @@ class FleetJob(Model):
 
     @property
     def failure_action(self) -> FailureAction:
-        """The action after a replica's failure, from the policy or else the mode's default."""
+        """The reaction to a replica's failure, from the policy or else the mode's default."""
         if self.spec.failure_policy.action is not None:
             return self.spec.failure_policy.action
         collective = self.spec.mode is Mode.COLLECTIVE

@@ -15,7 +15,7 @@ __all__ = ["PortBlocks", "QuotaBackOff", "ReplicaRestarts", "StoredLedger", "Sto
 
 
 class ReplicaRestarts(StatusModel):
-    """How often one replica was restarted without a restart of the whole job."""
+    """The restarts of one replica that did not restart the whole job."""
 
     index: int
     count: int
@@ -44,7 +44,7 @@ class StoredRole(StatusModel):
 
 
 class QuotaBackOff(StatusModel):
-    """The back-off of a job without a gang, after a quota has refused some of its pods."""
+    """The back-off state of a job after a quota refused some of its pods."""
 
     refused_since: Timestamp | None = None  # since when pods are refused while the job holds others
     not_before: Timestamp | None = None  # the job has given its pods back: new ones wait for this

@@ -86,7 +86,7 @@ def service_name(job_name: str) -> str:
 
 
 def cluster_host(job_name: str, namespace: str, role: Role, index: int) -> str:
-    """Return the DNS name of a replica inside a cluster, known before its pod exists.
+    """Return the DNS name of a replica in a cluster, which is known before its pod exists.
 
     Notes
     -----
@@ -99,7 +99,7 @@ def cluster_host(job_name: str, namespace: str, role: Role, index: int) -> str:
 
 
 def claim_name(job_name: str, uid: str) -> str:
-    """Return the name of a job's checkpoint claim, which differs for a later job of the same name."""
+    """Return the name of a job's checkpoint claim, which no later job of the same name shares."""
     return f"{job_name}-checkpoint-{uid[:8]}"
 
 
@@ -109,5 +109,5 @@ def server_claim_name(claim: str, server: int) -> str:
 
 
 def gang_name(job_name: str, life: int, uid: str = "") -> str:
-    """Return the gang's name: it includes the count of job restarts and, if given, part of the job's uid."""
+    """Return the gang's name, made of the job's name, part of its uid if given, and its restart count."""
     return "-".join((job_name, *((uid[:8],) if uid else ()), str(life)))

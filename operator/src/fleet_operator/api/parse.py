@@ -139,7 +139,7 @@ def shown_name(document: Mapping[str, Any]) -> str:
 
 
 def name_problems(document: Mapping[str, Any]) -> list[Problem]:
-    """Return the problems of a job's name, if it has one."""
+    """Return the problem of a job's name, or an empty list if the name is valid."""
     metadata = document.get("metadata")
     name = metadata.get("name") if isinstance(metadata, dict) else None
     expected = name_problem(name) if isinstance(name, str) and name else None
@@ -174,7 +174,7 @@ def problems_of(error: ValidationError, document: Mapping[str, Any]) -> Iterator
 
 
 def _is_echo(detail: ErrorDetails) -> bool:
-    """Return whether a list is too short only because its invalid items, already reported, were dropped."""
+    """Return whether an error about a short list only repeats errors in the list's items."""
     return detail["type"] == "too_short" and len(detail["input"]) >= detail["ctx"]["min_length"]
 
 
@@ -253,7 +253,7 @@ def _described(location: tuple[int | str, ...]) -> str | None:
 
 
 def _known_fields(location: tuple[int | str, ...]) -> str:
-    """Return a phrase that lists the known fields beside an unknown one, and the closest match."""
+    """Return a phrase with the known fields at an unknown field's location, and the closest match."""
     known = _fields_at(location[:-1])
     close = difflib.get_close_matches(str(location[-1]), known, n=1)
     hint = f" (did you mean {close[0]}?)" if close else ""

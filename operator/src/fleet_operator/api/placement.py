@@ -152,7 +152,7 @@ class NetworkPolicyType(StrEnum):
 
 
 class NetworkPolicy(Model):
-    """The isolation of a job's pods."""
+    """The setting that isolates a job's pods."""
 
     type: NetworkPolicyType = Field(
         description="Isolated: a NetworkPolicy admits only the job's own pods; the metrics port also admits"

@@ -64,7 +64,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class TransitionRule:
-    """An immutable field of the spec."""
+    """A rule that a field of the spec must not change."""
 
     field: str
     optional: bool  # whether the field may be absent: adding or removing it is a change, too
@@ -86,7 +86,7 @@ class TransitionRule:
 
 @dataclass(frozen=True, slots=True)
 class ChangeRule:
-    """A condition under which a field of the spec may change."""
+    """A rule that a field of the spec may change only under a condition."""
 
     field: str
     expected: str

@@ -102,7 +102,7 @@ def _is_for_one_machine(options: Mapping[str, str]) -> bool:
 
 
 def _launcher_options(words: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """Return a launcher's name and its options; an option without ``=`` is followed by its value."""
+    """Return a launcher's name and options; an option without ``=`` gets the next word as its value."""
     program, *rest = words
     name = program.rpartition("/")[2]
     if _PYTHON.fullmatch(name):

@@ -99,7 +99,7 @@ class Kueue:
 
 
 def _min_resources(job: FleetJob) -> dict[str, Any]:
-    """Return minResources, the sum of the gang's requests; empty if its pods request nothing.
+    """Return the field minResources: the sum of the gang's requests, or nothing if it is zero.
 
     With it, the scheduler does not begin to place a gang for which the cluster has no room. If minMember does
     not cover all pods, it covers the servers first, because trainers wait for them.

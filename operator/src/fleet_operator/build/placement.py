@@ -76,7 +76,7 @@ def _tell_address(container: dict[str, Any]) -> None:
 
 
 def _nccl(job: FleetJob) -> dict[str, str]:
-    """Return the variables that make NCCL report failures, and dump to the checkpoint volume, if any."""
+    """Return the variables that make NCCL report failures and write dumps to the checkpoint volume."""
     if job.spec.mode is not Mode.COLLECTIVE:
         return _NCCL
     checkpoint = job.spec.checkpoint

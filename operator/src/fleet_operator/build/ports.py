@@ -85,7 +85,7 @@ def port_blocks(job: FleetJob, role: Role) -> PortBlocks | None:
 
 
 def first_ports(job: FleetJob, role: Role, assigned: tuple[int, ...] = ()) -> list[int]:
-    """Return the first port of each of a role's replicas."""
+    """Return the first port of each replica of a role."""
     if job.host_ports is not None and role is listening_role(job) and len(assigned) == job.replicas(role):
         return list(assigned)
     blocks = port_blocks(job, role)

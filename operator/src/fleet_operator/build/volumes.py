@@ -92,7 +92,7 @@ def tls_env(job: FleetJob) -> dict[str, str]:
 
 
 def mount_certificates(spec: dict[str, Any], container: dict[str, Any], job: FleetJob) -> None:
-    """Mount the whole Secret in a pod's main container, so that renewed certificates appear in it.
+    """Mount the Secret in a pod's main container, as a whole so that renewals appear there.
 
     Parameters
     ----------

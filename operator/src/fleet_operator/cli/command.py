@@ -107,7 +107,7 @@ def _last_words(result: RunResult, logs: Path) -> list[str]:
 
 
 def _draw(result: RunResult, path: Path, display: Display) -> Picture | str:
-    """Draw the loss curves and write them to a file; return the curves, or the reason if there are none."""
+    """Plot the loss curves to a file; return the curves, or the reason if they cannot be drawn."""
     curves = {
         replica.name: replica.progress.history
         for replica in result.view.replicas.values()

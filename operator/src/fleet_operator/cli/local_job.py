@@ -1,4 +1,4 @@
-"""Adapts a job to this machine: removes cluster settings, and determines the replicas' settings."""
+"""Adapts a job to this machine: removes cluster settings, and determines settings of the replicas."""
 
 from __future__ import annotations
 

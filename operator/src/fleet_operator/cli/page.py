@@ -148,7 +148,7 @@ def render_page(result: RunResult, picture: Picture | str, logs: Mapping[str, Se
 
 
 def _trouble(replica: ReplicaView, result: RunResult) -> int:
-    """Return a sort key that puts the failure that ended the job first, then other failures."""
+    """Return a sort key that puts the failure that ended the job first, followed by other failures."""
     if replica is result.failing:
         return 0
     return 1 if replica.state == "Failed" else 2

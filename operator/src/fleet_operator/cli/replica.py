@@ -101,7 +101,7 @@ class ReplicaView:
         return IMPORTS if not self.heard and (self.uses_fleet or seconds < SILENT_SECONDS) else None
 
     def hear(self, progress: Progress, now: datetime | None = None) -> None:
-        """Store a progress report of the latest attempt."""
+        """Store a progress report from the latest attempt."""
         self.heard = True
         self.progress = progress.after(self.progress)
         if now is not None and progress.step is not None:

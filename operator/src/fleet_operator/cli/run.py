@@ -311,7 +311,7 @@ class Run:
         return RunResult(self._view, self._logs, loop.time() - started, self._stopped_by, self._problem)
 
     async def _drive(self) -> None:
-        """Run the engine and its companion tasks until one of them ends, then stop the others."""
+        """Run the engine and the accompanying tasks until one of them ends, then stop the others."""
         engine = Engine(self._cluster, workers=1, observer=Stuck(self._give_up))
 
         def changed(key: Key) -> None:
@@ -351,7 +351,7 @@ class Run:
             await asyncio.gather(shown, *watchers, return_exceptions=True)
 
     async def _finished(self) -> None:
-        """Wait until the job has finished and its processes have ended or used up their time to end."""
+        """Wait until the job has finished and its processes have ended or their time to end is over."""
         while (job := self._cluster.job(self._key)) is not None and not job.status.finished:
             self._changed.clear()
             await self._changed.wait()

@@ -25,7 +25,7 @@ class ScalarsError(OperatorError):
 
 
 class Scalars:
-    """The event files of the trainers, each in a folder named after the trainer.
+    """The TensorBoard event files of the trainers, each in a folder named after the trainer.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ class Scalars:
 
 
 class NewPoints:
-    """Selects the new points of one trainer: each loss once, other values when the step changes."""
+    """Selects new points from one trainer's reports: each loss once, other values when the step changes."""
 
     def __init__(self) -> None:
         self._step = -1

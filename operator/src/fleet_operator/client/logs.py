@@ -159,7 +159,7 @@ class Logs:
         self._told_why_not = False
 
     async def existing(self) -> AsyncGenerator[LogLine]:
-        """Yield the existing lines, one replica after another."""
+        """Yield the existing lines of all replicas, one replica after another."""
         await self._session.job(self._job)
         pods = [pod for pod in await self._session.pods(self._job) if self._wanted.takes(pod)]
         started = [pod for pod in pods if has_started(pod, self._wanted.container_of(pod))]
@@ -407,7 +407,7 @@ class Position:
         self._ahead = [*self.peaks, self.stamp] if self.stamp else []
 
     def unseen(self, piece: bytes) -> bytes:
-        """Return the part of a line, or of a piece of a long line, that has not been read before."""
+        """Return the part of a line, or of a piece of a line, that has not been read before."""
         if (stamp := stamp_of(piece)) and stamp != self._line:
             self._go_to(stamp)
         if len(self._ahead) > 1 or (self._ahead and self._line != self.stamp):
@@ -516,7 +516,7 @@ def stamp_of(line: bytes) -> str:
 
 
 async def _first(*events: asyncio.Event) -> None:
-    """Wait until any of the events is set, then clear all of them."""
+    """Wait until one of the events is set, then clear all of them."""
     waits = [asyncio.create_task(event.wait()) for event in events]
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

@@ -64,7 +64,7 @@ class NotInTimeError(OperatorError, TimeoutError):
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """The cluster and namespace to use; None selects the kubeconfig's."""
+    """The cluster and namespace to use; None means the default in the kubeconfig."""
 
     kubeconfig: Path | None = None
     context: str | None = None

@@ -108,6 +108,6 @@ def _tell_of_as_many(one: FleetJobStatus, other: FleetJobStatus) -> bool:
 
 
 def _ups(status: FleetJobStatus) -> tuple[str, ...]:
-    """Return each role's count of running or completed replicas, such as the first number in ``1/2``."""
+    """Return each role's count of running or completed replicas, as in the columns of kubectl."""
     columns = status.columns
     return tuple((column or "0").partition("/")[0] for column in (columns.pservers, columns.trainers))

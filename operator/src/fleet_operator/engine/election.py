@@ -186,7 +186,7 @@ class Election:
         return True
 
     async def _take(self) -> bool:
-        """Acquire the lease if its holder released it, let it expire, or is this operator."""
+        """Acquire the lease if it was released, has expired, or names this operator as its holder."""
         lease = self._lease
         found = await lease.read()
         if found is None:
@@ -291,12 +291,12 @@ class Lease:
         self.held = await self._client.create(self._collection, manifest)
 
     async def take(self, found: dict[str, Any]) -> None:
-        """Take over the lease; raise an error on a conflict, because another operator then was faster."""
+        """Take over the lease; raise an error if another operator changes it at the same time."""
         found["spec"] = self._manifest(found.get("spec") or {})["spec"]
         self.held = await self._client.replace(self._path, found)
 
     async def renew(self) -> None:
-        """Renew the lease; raise an error on a conflict, because only the holder should write it."""
+        """Renew the lease; raise an error if another operator has changed it."""
         lease = self.held or {}
         lease["spec"] |= {"renewTime": self._now()}
         self.held = await self._client.replace(self._path, lease)

@@ -103,7 +103,7 @@ class KubernetesCluster:
         return self._view.jobs.get(key)
 
     def observe(self, job: FleetJob) -> Observed | None:
-        """Return the objects of `job`, or None until the cache contains them and our own writes."""
+        """Return the objects of `job`, or None while the cache lacks them or our own writes."""
         key = Key.of(job)
         if not self._view.scope_of(key.namespace).shows_what_jobs_own:
             return None
@@ -161,7 +161,7 @@ class KubernetesCluster:
         )
 
     def _admission(self, key: Key, job: FleetJob, pods: Iterable[ObservedPod]) -> Admission | None:
-        """Return Kueue's view of a job's group if it matters; None until it is known.
+        """Return the admission state of a job's Kueue group, or None while it is unknown.
 
         While the pods are gated, it is why. Where a group has lost its pods, Kueue may have been told to stop
         it while this operator did not run.
@@ -287,7 +287,7 @@ class KubernetesCluster:
             self._leaving.add(action.uid)
 
     async def _delete_seen(self, job: FleetJob, resource: str, name: str) -> None:
-        """Delete an object at its last observed version, if the job owns it. Not for pods."""
+        """Delete an object, other than a pod, at its last observed version if the job owns it."""
         entry = self._view.owned.stores[resource].get(Key(job.metadata.namespace, name))
         if entry is not None and _is_owned(entry, job):
             await self._delete_own(job, resource, name, _only(entry.uid, str(entry.version)))

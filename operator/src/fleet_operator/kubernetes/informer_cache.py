@@ -108,7 +108,7 @@ class OwnedObjects:
 
 
 class ForeignObjects:
-    """Objects with a name that a job needs but with another owner.
+    """Objects that have a name a job needs, but another owner.
 
     Parameters
     ----------
@@ -290,12 +290,12 @@ class ClusterView:
         return self._serves.is_set() and all(each.answered for each in self._scopes.values())
 
     def ended(self) -> list[str]:
-        """Return the watches that have ended unexpectedly."""
+        """Return the names of the watches that have ended unexpectedly."""
         ended = [task for task in self._keepers if task.done() and not task.cancelled()]
         return [f"{task.get_name()} ({task.exception()})" for task in ended]
 
     def failing(self) -> Iterator[tuple[str, str | None, float]]:
-        """Yield each resource, namespace, and for how many seconds its watch has been failing.
+        """Yield each watched resource and its namespace, and for how many seconds its watch has failed.
 
         The namespace is None for a watch of all namespaces.
         """

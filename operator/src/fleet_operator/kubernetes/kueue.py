@@ -122,7 +122,7 @@ class Admissions:
                 self._on_change(key)
 
     async def _was_deactivated(self, namespace: str, group: str) -> bool:
-        """Return whether a group's Workload, which does not exist, was deactivated before it was deleted."""
+        """Return whether a group's Workload was deactivated before it was deleted."""
         about = {"fieldSelector": f"involvedObject.kind=Workload,involvedObject.name={group}"}
         events = await self._client.get(collection("events", namespace), about)
         return any((each.get("reason") or "").startswith(DEACTIVATED) for each in events["items"])

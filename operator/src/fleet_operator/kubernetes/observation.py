@@ -94,7 +94,7 @@ def observe_object(kind: str, manifest: Mapping[str, Any]) -> ObservedObject:
 
 
 def main_container(manifest: Mapping[str, Any]) -> str:
-    """Return the name of the main container, which an annotation stores because webhooks inject others."""
+    """Return the name of the main container, from an annotation because webhooks may add containers."""
     names = [each["name"] for each in manifest["spec"]["containers"]]
     said = (manifest["metadata"].get("annotations") or {}).get(ANNOTATION_MAIN)
     if said in names:
@@ -141,7 +141,7 @@ def _why(
 
 
 def _why_not_ready(ready: Mapping[str, Any]) -> str | None:
-    """Return the reason for a pod's Ready condition being False or Unknown, or None if it is True."""
+    """Return why a pod's Ready condition is not True, or None if it is."""
     if ready.get("status") not in ("False", "Unknown"):
         return None
     return ready.get("reason") or "NodeNotReady"

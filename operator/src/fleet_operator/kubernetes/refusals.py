@@ -1,4 +1,4 @@
-"""Objects that the API server refused to create, temporarily or permanently, as reported in statuses."""
+"""The API server's refusals to create objects, temporary or permanent, which statuses report."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Refusals:
         return _sentence(self._for_good.get(Key.of(job)), job)
 
     def last(self, key: Key) -> Refusal | None:
-        """Return the job's temporary refusal; to be passed to `created` after another attempt."""
+        """Return the job's temporary refusal, for a later call of `created`."""
         return self._for_now.get(key)
 
     def created(self, key: Key, before: Refusal | None) -> None:

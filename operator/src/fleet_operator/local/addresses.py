@@ -143,7 +143,7 @@ def _networks(start: int) -> Iterator[str]:
 
 
 def claim_addresses(ports: Sequence[Sequence[int]], *, start: int, environ: Mapping[str, str]) -> Claim:
-    """Claim an address for each entry of `ports`; all ports of an entry can be bound on its address.
+    """Claim a loopback address for each entry of `ports`, on which all of its ports are free.
 
     Parameters
     ----------

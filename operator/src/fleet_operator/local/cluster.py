@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Listener(Protocol):
-    """Is notified of changes to pods and statuses, for example to update a run's display."""
+    """An observer of changes to pods, statuses and events, such as the display of a run."""
 
     def pod_changed(self, pod: LocalPod) -> None:
         """Handle a pod that was created, has started, became ready or has ended."""

@@ -144,7 +144,7 @@ def _container_refusals(path: str, container: Mapping[str, Any], given: Given) -
 
 
 def _source_refusals(path: str, source: Any, given: Given) -> Iterator[Problem]:
-    """Yield a problem for each Secret or ConfigMap with variables and without a local replacement."""
+    """Yield a problem for each Secret or ConfigMap whose variables have no local replacement."""
     kind = repr(source)
     if isinstance(source, dict):
         kind = next((name for name in source if name != "prefix"), "an empty source")
@@ -206,7 +206,7 @@ def _at(spec: Mapping[str, Any], path: str) -> Any:
 
 
 def _is_asked(path: str, value: Any) -> bool:
-    """Return whether a field is set, also if it is 0 or an empty budget."""
+    """Return whether a field is set; 0 and an empty budget count as set."""
     return value is not None and value is not False and (value != {} or path == "pserver.disruptionBudget")
 
 

@@ -195,7 +195,7 @@ class Channel:
         return [json.loads(line) for line in lines]
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send a message; ignore a closed peer, which `receive` reports."""
+        """Send a message; a closed peer is ignored, because `receive` reports it."""
         try:
             self.sock.sendall(json.dumps(message).encode() + b"\n")
         except OSError:

@@ -73,7 +73,7 @@ class Node:
     elements: Sequence[Node] = ()  # the elements, if it is a list
 
     def lines(self, path: str = "") -> Iterator[tuple[str, int]]:
-        """Yield each field's path, such as spec.template.spec.containers[0], and line in this node."""
+        """Yield the path and the line of each field in this node; a path looks like spec.containers[0]."""
         yield path, self.line
         for name, node in self.fields.items():
             yield from node.lines(f"{path}.{name}" if path else name)

@@ -16,7 +16,7 @@ _INDEXES = re.compile(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*", re.ASCII)
 
 
 def is_ahead(now: datetime, moment: datetime, *, at_most: timedelta) -> bool:
-    """Return whether `moment` is in the future by at most `at_most`.
+    """Return whether `moment` lies in the future, but by no more than `at_most`.
 
     A later moment does not count, because it was set before the clock was set back.
     """

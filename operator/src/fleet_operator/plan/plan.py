@@ -145,7 +145,7 @@ def overdue(context: Context) -> Plan | None:
 
 
 def suspended(context: Context) -> Plan | None:
-    """Keep a job without pods while spec.suspend is true; once resumed, it restarts from any checkpoint."""
+    """Keep a suspended job without pods; once resumed, it restarts from its checkpoint, if any."""
     if not context.job.spec.suspend:
         return None
     ledger = context.ledger.with_new_life() if context.ledger.has_begun else context.ledger
@@ -248,7 +248,7 @@ def failed(context: Context) -> Plan | None:
 
 
 def stranded(context: Context) -> Plan | None:
-    """Restart a job whose trainers failed after the servers' end, because they would find no servers.
+    """Restart the whole job if restarted trainers would find no servers, because the servers have succeeded.
 
     Their failures were reported and counted when they were observed, before the servers' end.
     """
@@ -271,7 +271,7 @@ def _job_restarted(context: Context, ledger: Ledger, *, fails: bool, unseen: boo
 
 
 def stuck(context: Context) -> Plan | None:
-    """Fail a job, with the reason, if not all replicas run within pendingDeadlineSeconds.
+    """Fail a job if its replicas are not all running within pendingDeadlineSeconds.
 
     An elastic job needs only its servers and enough trainers. This uses the observed state, not the status.
     """

@@ -1,4 +1,4 @@
-"""The plans that decisions return: a step of an active job, its suspension, or its end.
+"""Plans that decisions return: a step of an active job, its suspension, or its end.
 
 A step deletes pods of older attempts, creates missing replicas, and reports the status. After the end,
 cleanPodPolicy and ttlSecondsAfterFinished determine which objects are deleted.
@@ -126,7 +126,7 @@ def hold(context: Context) -> Plan:
 
 
 def _is_pausing(context: Context, creation: Creation) -> bool:
-    """Return whether a replica is between two attempts, waiting for a deletion or for the end of a pause."""
+    """Return whether a replica is between two attempts: its old pod remains, or its next pod is delayed."""
     replicas = context.replicas
     leaving = {pod.name for pod in replicas.past}
     return bool(creation.backed_off) or any(replicas.name_of(each) in leaving for each in replicas.missing)
@@ -135,7 +135,7 @@ def _is_pausing(context: Context, creation: Creation) -> bool:
 def _progress(
     context: Context, creation: Creation, *, restarted: bool
 ) -> dict[ConditionType, ConditionChange]:
-    """Return the conditions about whether all pods exist and run, and whether a restart is over."""
+    """Return the conditions that show whether all pods exist and run, and whether a restart is over."""
     waiting = why_not_created(context, backed_off=creation.backed_off, gated=creation.gated)
     changes: dict[ConditionType, ConditionChange] = {}
     if waiting is None:

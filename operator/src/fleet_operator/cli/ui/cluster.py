@@ -234,7 +234,7 @@ class ClusterJobs:
 
 
 async def _read_history(session: Session, pod: Mapping[str, Any], curves: _Curves) -> None:
-    """If due, add the history that a running trainer serves.
+    """Request a running trainer's history if a request is due, and add it to the curves.
 
     The request goes through the API server, so that it needs no route to the pod, but the permission to
     ``get`` ``pods/proxy``.

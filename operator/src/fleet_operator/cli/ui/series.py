@@ -28,7 +28,7 @@ class Series:
                 curve.append((step, value))
 
     def drop(self, replica: str, step: int) -> None:
-        """Drop a replica's points from a step on, because the replica restarted."""
+        """Drop a replica's points from a step on, because a restarted replica repeats them."""
         for curves in self._curves.values():
             if (curve := curves.get(replica)) is not None:
                 del curve[bisect_left(curve, step, key=lambda point: point[0]) :]

@@ -275,7 +275,7 @@ def _follows(context: Context, failure: Failure, disturbed: frozenset[Replica]) 
 
 
 def _disturbed(context: Context) -> frozenset[Replica]:
-    """Return the replicas whose pods are being or have been removed, or whose node is silent."""
+    """Return the replicas whose pods are being deleted or evicted or are gone, or whose node is silent."""
     pods = context.replicas.present.items()
     disturbed = {each for each, pod in pods if pod.disruption or pod.deleted_at or is_on_silent_node(pod)}
     vanished = (each for each in context.replicas.wanted if context.replicas.has_vanished(each))
@@ -283,7 +283,7 @@ def _disturbed(context: Context) -> frozenset[Replica]:
 
 
 def _is_of_the_last_incident(context: Context, failure: Failure) -> bool:
-    """Return whether a replica lost a peer in the previous incident.
+    """Return whether a replica ended because it lost a peer in the previous incident.
 
     The replicas whose own failures belong to the incident are in the ledger, and are left out here.
     """

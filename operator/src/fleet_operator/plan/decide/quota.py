@@ -1,4 +1,4 @@
-"""Back-off under a quota: a job whose remaining pods are refused releases the pods that it has.
+"""Back-off under a quota: a job releases its pods if a quota refuses the rest of them.
 
 Two jobs that share a quota could each hold half of their pods and wait for each other forever. So if a quota
 refuses some pods of a job, the job releases its other pods, waits, and requests all of them again. The
@@ -34,7 +34,7 @@ LONGEST = timedelta(minutes=10)
 
 
 def with_quota(context: Context) -> Context:
-    """Record in the ledger since when a quota has refused some of a job's pods.
+    """Record in the ledger since when a quota has been refusing some of a job's pods.
 
     The ledger must be that of the next status, because it determines which pods the job holds.
     """
@@ -110,7 +110,7 @@ def _may_give_back(context: Context) -> bool:
 
 
 def _share(context: Context) -> float:
-    """Return a pseudo-random number from 0 to 1, fixed for each restart of a job.
+    """Return a pseudo-random number from 0 to 1 that changes with each restart of a job.
 
     It is a cryptographic hash. The CRC-32 checksums of two jobs would differ by the same bits in every life,
     so two jobs that request their pods at the same time once would always do so.

@@ -259,7 +259,7 @@ class Ledger:
         return replace(self, restarts=self.restarts + 1, roles={**self.roles, role: own})
 
     def without_surplus(self, role: Role, wanted: int) -> Self:
-        """Return the ledger without a role's replicas from index `wanted` on, not counted as a restart.
+        """Return the ledger without a role's surplus replicas, from index `wanted` on.
 
         If such a replica is needed again, its next pod has a later attempt.
         """
@@ -307,7 +307,7 @@ class Ledger:
         )
 
     def with_refused(self, refused: Iterable[Replica], ran: Iterable[Replica]) -> Self:
-        """Return the ledger with more replicas that nodes refused to admit; remove those that have run."""
+        """Return the ledger with more replicas marked as not admitted by a node, except those that ran."""
         refused, ran = frozenset(refused), frozenset(ran)
         roles = {}
         for role, own in self.roles.items():

@@ -106,7 +106,7 @@ class Context:
 
     @cached_property
     def may_have_served(self) -> bool:
-        """True if a server that exited with 0 may have completed, because the trainers have run.
+        """True if a server that exited with 0 may have completed: every trainer may have run.
 
         Every trainer must have run, in its current pod or an earlier one. In an elastic job, trainer 0
         suffices, because the others may have started too late.
@@ -119,7 +119,7 @@ class Context:
 
     @cached_property
     def servers_replaced_at(self) -> tuple[datetime | None, bool]:
-        """When the newest pod of a restarted server was created, and whether such a pod is missing."""
+        """The creation time of the newest restarted server's pod, and whether any such pod is missing."""
         restarted = (each for each in self.replicas.wanted if each.role is Role.PSERVER)
         pods = [self.replicas.present.get(each) for each in restarted if self.ledger.is_replaced(each)]
         born = (pod.created_at for pod in pods if pod is not None and pod.created_at is not None)
@@ -127,7 +127,7 @@ class Context:
 
     @cached_property
     def silent_nodes(self) -> dict[Replica, datetime | None]:
-        """The replicas on silent nodes, each with the time at which it counts as lost, or None."""
+        """The replicas on silent nodes, each with the time at which it counts as lost, if any."""
         return {
             replica: lost_at(pod, self.tolerations(replica.role))
             for replica, pod in self.replicas.present.items()
@@ -298,7 +298,7 @@ def _named(context: Context) -> frozenset[int]:
 
 
 def _served(context: Context) -> Iterator[int]:
-    """Yield the trainers that must have completed when a server succeeds without a message.
+    """Yield the trainers that must have completed because a server succeeded without a message.
 
     The server waited for all trainers that ran. In an elastic job it may have treated some as lost, so no
     completion is known.
@@ -322,7 +322,7 @@ def brings_own_key(job: FleetJob) -> bool:
 
 
 def key_of_life(pods: Iterable[ObservedPod], life: int, new: str | None) -> tuple[str | None, bool]:
-    """Return the key for the pods since a restart, and whether the key is new.
+    """Return the job's key since its latest restart, and whether the key is new.
 
     Parameters
     ----------

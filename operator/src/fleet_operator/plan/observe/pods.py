@@ -68,7 +68,7 @@ def has_started(pod: ObservedPod) -> bool:
 
 
 def is_up(pod: ObservedPod) -> bool:
-    """Return whether the main container is believed to be running, also on a silent node."""
+    """Return whether the main container is believed to be running, even if its node is silent."""
     return pod.phase in (PodPhase.RUNNING, PodPhase.UNKNOWN) and pod.exit_code is None
 
 
@@ -93,13 +93,13 @@ def is_on_lost_node(pod: ObservedPod) -> bool:
 
 
 def silent_since(pod: ObservedPod) -> str:
-    """Return a phrase about a pod's silent node, including the time since it has been silent if known."""
+    """Return a phrase that says since when a pod's node has been silent, if known."""
     since = pod.not_ready_since
     return "silent" if since is None else f"silent since {since:%H:%M:%S} UTC"
 
 
 def patience(tolerations: Iterable[Mapping[str, Any]]) -> timedelta | None:
-    """Return how long a pod with these tolerations waits for a silent node, or None for ever.
+    """Return how long a pod with these tolerations stays on a silent node, or None for no limit.
 
     Only tolerations that name a taint of a silent node count. The shortest one wins, as for the node
     controller.

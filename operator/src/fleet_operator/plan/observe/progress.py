@@ -1,4 +1,4 @@
-"""The progress of a job, taken from trainer 0's report in the form stored in the status.
+"""The progress of a job as stored in its status, taken from the reports of trainer 0.
 
 A running replica reports its progress as JSON at ``/progress``. A replica that has succeeded reports it in
 its termination message, so that the final progress arrives with the end.

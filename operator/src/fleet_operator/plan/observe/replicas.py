@@ -91,7 +91,7 @@ class Replicas:
 
     @cached_property
     def finding_nobody(self) -> frozenset[Replica]:
-        """The replicas that cannot find their peers, or will not be able to."""
+        """The replicas that cannot find their peers now or once they start."""
         seen = {**self.departed, **self.present}
         servers = (each for each in seen if each.role is Role.PSERVER and self.ledger.has_completed(each))
         pods = {each: self.present.get(each) for each in self.wanted}
@@ -207,7 +207,7 @@ def _failed_when_done(trainer: Replica, servers: list[ObservedPod], ledger: Ledg
 def find_nobody(
     pods: Mapping[Replica, ObservedPod | None], servers: Iterable[ObservedPod]
 ) -> frozenset[Replica]:
-    """Return the replicas that cannot find their peers, or will not be able to.
+    """Return the replicas that cannot find their peers now or once they start.
 
     Such a replica has not started, or its peers ended before it joined them. A server that succeeded reports
     the restart count of each trainer that it knew. A later attempt of that trainer has not joined the server,
@@ -225,7 +225,7 @@ def find_nobody(
 
 
 def _finds_nobody(replica: Replica, pod: ObservedPod | None, known: Iterable[Mapping[int, int]]) -> bool:
-    """Return whether a replica cannot find its peers, given the trainers' restarts known to each server."""
+    """Return whether a replica cannot find its peers; `known` has the restart counts known to each server."""
     if pod is None or not has_started(pod):
         return True
     if pod.exit_code is not None or replica.role is Role.PSERVER:

@@ -154,7 +154,7 @@ def exceptions(lines: Sequence[str]) -> Iterator[tuple[int, str, str]]:
 
 
 def last_exception(lines: Sequence[str]) -> str:
-    """Return the exception of the last traceback, or an empty string if much output follows it."""
+    """Return the exception of the last traceback; empty if too much output follows it."""
     number, _, said = max(exceptions(lines), default=(0, "", ""))
     return said if len(lines) - number <= _MOST_AFTER else ""
 
@@ -166,7 +166,7 @@ def last_place(lines: Sequence[str]) -> str:
 
 
 def last_traceback(lines: Sequence[str]) -> list[str]:
-    """Return the last traceback as far as available, without rank prefixes."""
+    """Return the lines of the last traceback that are available, without rank prefixes."""
     number, prefix, _ = max(exceptions(lines), default=(-1, "", ""))
     found: list[str] = []
     for line in reversed(lines[: number + 1]):
@@ -285,7 +285,7 @@ def _parse_restarts(after: object) -> dict[int, int]:
 
 
 def last_sentence(message: str | None, *, with_place: bool = False) -> str:
-    """Return the error in a message in readable form, or an empty string if there is no error.
+    """Return the error in a message in readable form; empty if there is no error.
 
     This is the exception of the last traceback or the error in torchrun's summary, or else the last line.
 

@@ -82,7 +82,7 @@ def _warnings(context: Context) -> tuple[Event, ...]:
 
 
 def _scaled(context: Context, after: FleetJobStatus) -> tuple[Event, ...]:
-    """Return the event about a changed number of trainers, if it has changed."""
+    """Return the event about a change in the number of trainers, if any."""
     before, wanted = (status.role(Role.TRAINER).replicas for status in (context.job.status, after))
     if after.finished or not is_resized(before=before, wanted=wanted):
         return ()
@@ -94,7 +94,7 @@ def _scaled(context: Context, after: FleetJobStatus) -> tuple[Event, ...]:
 
 
 def news(before: FleetJobStatus, after: FleetJobStatus) -> tuple[Event, ...]:
-    """Return the events about conditions that are new in a status."""
+    """Return the events for conditions that are new in a status."""
     events = []
     for condition in after.conditions:
         old = before.condition(condition.type)
@@ -114,12 +114,12 @@ def news(before: FleetJobStatus, after: FleetJobStatus) -> tuple[Event, ...]:
 
 
 def scaled_sentence(*, before: int, wanted: int) -> str:
-    """Return a sentence about a changed number of trainers that restarts all replicas."""
+    """Return a sentence about a new number of trainers, for a job whose replicas all restart."""
     return f"trainer.replicas has changed from {before} to {wanted}: all replicas restart with the new number"
 
 
 def noted_sentence(*, before: int, wanted: int) -> str:
-    """Return a sentence about a changed number of trainers in a job that has no pods."""
+    """Return a sentence about a new number of trainers, for a job without pods."""
     return f"trainer.replicas has changed from {before} to {wanted}: the job starts with the new number"
 
 

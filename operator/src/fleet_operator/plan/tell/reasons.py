@@ -155,7 +155,7 @@ def _or_forced(context: Context, pods: Iterable[ObservedPod], sentence: str) -> 
 
 
 def _waiting_for_servers(context: Context) -> PendingReason:
-    """Return a reason that names a server for which trainers are waiting, preferably one with a pod."""
+    """Return the reason that trainers wait for servers, naming one that is not ready."""
     reason = "WaitingForParameterServers"
     replicas = context.replicas
     slow = [each for each in replicas.wanted if each.role is Role.PSERVER and not replicas.is_ready(each)]
@@ -194,7 +194,7 @@ def _is_gang_incomplete(context: Context) -> bool:
 
 
 def _why_gang_waits(context: Context) -> PendingReason | None:
-    """Return why a gang's pods have no node, or None if the gang is not the cause."""
+    """Return why the pods of a gang have no node, or None if gang scheduling is not the cause."""
     pods = context.replicas.present.values()
     waiting = [pod for pod in pods if pod.node is None and pod.phase is PodPhase.PENDING]
     if context.job.gang is Gang.NONE or not waiting:
@@ -222,7 +222,7 @@ def _not_admitted(context: Context, name: str, waiting: Sequence[ObservedPod]) -
 
 
 def _not_placed(context: Context, name: str, waiting: Sequence[ObservedPod]) -> PendingReason:
-    """Return why the scheduler has not placed a gang: a pod's message, or else the PodGroup's."""
+    """Return why the scheduler has not placed a gang's pods."""
     with_reasons = sorted(
         (pod for pod in waiting if pod.reason), key=lambda pod: pod.reason in WAITS_FOR_OTHERS
     )

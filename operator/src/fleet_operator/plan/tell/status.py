@@ -138,7 +138,7 @@ def build_status(
 
 
 def only_counts_differ(one: FleetJobStatus, other: FleetJobStatus) -> bool:
-    """Return whether two statuses differ only in values whose write can wait, such as counts."""
+    """Return whether two statuses differ only in values whose write can be delayed, such as counts."""
     return _without_counts(one) == _without_counts(other)
 
 
