@@ -1,7 +1,7 @@
 """Generates the CustomResourceDefinition from the models; ``python -m fleet_operator.api.crd`` prints it.
 
-``crds/fleetjobs.fleetjob.dev.yaml`` is its output; a test fails when they differ. The schema is structural,
-with rules in CEL where a webhook would otherwise be needed.
+A test checks that ``crds/fleetjobs.fleetjob.dev.yaml`` is equal to the output. The schema is structural, with
+rules in CEL where a webhook would otherwise be needed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The ledger: the part of a status that only the operator reads, stored as one opaque field.
 
-Its fields are not part of the API: the schema does not list them, and a build may add some. A build keeps the
-fields that it does not know, so that a newer build finds them again after a rollback.
+Its fields are not part of the API: the schema does not list them, and a version of the operator may add
+fields. Each version keeps the fields that it does not know, so that a newer version still finds them after a
+rollback.
 """
 
 # No `from __future__ import annotations` here: pydantic reads the annotations when the class is made.

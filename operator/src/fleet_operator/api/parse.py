@@ -53,8 +53,8 @@ def parse_job(document: Mapping[str, Any]) -> FleetJob:
     Raises
     ------
     InvalidJob
-        The manifest has problems, of which the error lists all. Rules that involve several fields are checked
-        once each field is valid by itself.
+        The manifest is invalid; the error lists all problems. Rules that involve several fields are checked
+        only if each field is valid by itself.
     """
     if not isinstance(document, Mapping):
         found = "nothing" if document is None else f"{type(document).__name__} {document!r:.60}"

@@ -1,6 +1,7 @@
 """Validation rules that involve several fields: in CEL for the API server, in Python for the operator.
 
-One table holds both forms with a common message, so ``fleetjob validate`` and the API server report the same.
+One table contains both forms with a common message, so ``fleetjob validate`` and the API server report the
+same problems.
 
 The API server also evaluates every rule on each status write, and the cost of selecting a field grows with
 the number of fields in the enclosing object. So each rule is attached to the deepest field that contains

@@ -1,7 +1,7 @@
 """The status of a job: everything that the operator reports about it or stores for itself.
 
-A plan is made from the spec, from the objects in the cluster and from the status; nothing else is stored.
-Times have whole seconds, as in Kubernetes, so that a status that is written and read again is equal.
+A plan is made from the spec, from the objects in the cluster and from the status; nothing else is stored. As
+in Kubernetes, times have whole seconds, so that a status does not change when it is written and read again.
 """
 
 # No `from __future__ import annotations` here: pydantic reads the annotations when the class is made.

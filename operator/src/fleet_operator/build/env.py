@@ -68,7 +68,8 @@ FIRST_START = Start()
 class Peers:
     """The hosts and endpoints of a job's replicas, which every replica's environment lists.
 
-    One instance serves all replicas of a job: a list that each of them computed would make a plan quadratic.
+    One instance serves all replicas of a job: if each replica computed its own list, the time for a plan
+    would be quadratic.
 
     Attributes
     ----------
@@ -256,7 +257,8 @@ def _listed(
 ) -> str:
     """Return a list with an entry for each replica, or a pattern if the list would be long.
 
-    Linux limits an environment variable to 128 KiB, and a pod's manifest repeats this one in each container.
+    Linux limits an environment variable to 128 KiB, and a pod's manifest repeats the variable in each
+    container.
 
     Parameters
     ----------

@@ -192,8 +192,8 @@ def build_extras(
 def _signed(manifest: dict[str, Any]) -> dict[str, Any]:
     """Return an object with the digest of its desired state as an annotation.
 
-    The stored object cannot be compared instead: the API server adds defaults, and webhooks and people change
-    it.
+    The stored object itself cannot be compared, because the API server adds defaults, and webhooks and people
+    may change it.
     """
     digest = sha256(json.dumps(manifest["spec"], sort_keys=True).encode()).hexdigest()[:16]
     metadata = manifest["metadata"]

@@ -101,8 +101,8 @@ class Kueue:
 def _min_resources(job: FleetJob) -> dict[str, Any]:
     """Return the field minResources: the sum of the gang's requests, or nothing if it is zero.
 
-    With it, the scheduler does not begin to place a gang for which the cluster has no room. If minMember does
-    not cover all pods, it covers the servers first, because trainers wait for them.
+    With this field, the scheduler does not start placing a gang for which the cluster has too few resources.
+    If minMember does not cover all pods, it covers the servers first, because trainers wait for them.
     """
     servers = min(job.replicas(Role.PSERVER), job.min_member)
     numbers = {Role.PSERVER: servers, Role.TRAINER: job.min_member - servers}

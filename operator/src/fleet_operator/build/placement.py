@@ -89,7 +89,7 @@ def _nccl(job: FleetJob) -> dict[str, str]:
 def _share_memory(spec: dict[str, Any], container: dict[str, Any], job: FleetJob) -> None:
     """Mount a larger /dev/shm if a trainer needs more than the container runtime's 64 MiB.
 
-    NCCL, gloo and the workers of a DataLoader exchange tensors there.
+    NCCL, gloo and the workers of a DataLoader exchange tensors through it.
     """
     size = job.spec.trainer.shared_memory
     mounts = container.get("volumeMounts", [])

@@ -195,7 +195,7 @@ def _wanted_ports(job: FleetJob, role: Role, own: ReplicaPorts) -> Iterator[tupl
 def _num_threads(container: dict[str, Any], num_processes: int) -> int | None:
     """Return each process's share of the CPU limit, rounded up, or None if the limit is missing or invalid.
 
-    By default, torch starts one thread for each core of the node, and the limit then throttles them.
+    By default, torch starts one thread for each core of the node, which the CPU limit would throttle.
     """
     limit = str(((container.get("resources") or {}).get("limits") or {}).get("cpu", ""))
     unit = limit[-1:] if limit[-1:] in _UNITS else ""

@@ -46,7 +46,7 @@ def draw_loss_curves(curves: Mapping[str, Mapping[int, float]], title: str) -> P
     Parameters
     ----------
     curves : mapping
-        The loss by step, by the name of the replica. At least one is not empty; empty ones are left out.
+        The loss by step, keyed by replica name. At least one curve is not empty; empty curves are left out.
     title : str
         The title of the picture.
 

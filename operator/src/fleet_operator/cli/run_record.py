@@ -1,10 +1,10 @@
 """The record of a run in its log folder, which ``fleetjob ui`` reads during and after the run.
 
-``run.json`` has the state of the job and of its replicas, and is replaced whenever something changed.
-``points.jsonl`` has the points of the trainers' curves, one per line. The runner holds a lock on that file as
-long as it lives, so a record without a lock and without an end is that of a runner that was killed.
+``run.json`` contains the state of the job and of its replicas, and is replaced whenever the state changes.
+``points.jsonl`` contains the points of the trainers' curves, one per line. The runner holds a lock on this
+file while it is running. If a record has neither a lock nor an end, its runner was killed.
 
-The state folder of the user has a link to the log folder of each recent run.
+The user's state folder contains a link to the log folder of each recent run.
 """
 
 from __future__ import annotations

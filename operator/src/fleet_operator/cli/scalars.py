@@ -83,8 +83,8 @@ class NewPoints:
     def take(self, progress: Progress, step: int) -> Iterator[tuple[int, dict[str, float] | None]]:
         """Yield each new point: its step and its values.
 
-        None in place of values means that the trainer was restarted there, from a checkpoint or from the
-        beginning: later points of its curve no longer hold.
+        None instead of values means that the trainer restarted at this step, from a checkpoint or from the
+        beginning, so that later points of its curve are invalid.
         """
         if step < self._step:
             yield step, None

@@ -2,7 +2,7 @@
 
 Servers and trainers have a table each, below a bar with the progress of trainer 0. Columns that do not fit
 are left out one by one, but never a replica's name, state and step. If there are more replicas than rows,
-those in trouble are shown first, then as many of the others as fit, and a last row counts the rest.
+failed replicas are shown first, then as many of the others as fit; the last row counts the rest.
 """
 
 from __future__ import annotations

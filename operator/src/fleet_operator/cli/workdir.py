@@ -44,8 +44,8 @@ class _Command(NamedTuple):
 def project_root(manifest: Path) -> Path:
     """Return the root of a manifest's project, which becomes WORKDIR in the image.
 
-    It is the nearest folder above the manifest that holds ``.git``, ``pyproject.toml`` or ``Dockerfile``;
-    without one, the manifest's own folder.
+    This is the nearest folder above the manifest that contains ``.git``, ``pyproject.toml`` or
+    ``Dockerfile``, or else the manifest's own folder.
     """
     folder = own_folder(manifest)
     for candidate in (folder, *folder.parents):

@@ -361,9 +361,9 @@ async def lines_of(chunks: AsyncIterator[bytes], limit: int = LINE_BYTES) -> Asy
 class Position:
     """The position up to which a log has been read, used to skip known lines after reconnecting.
 
-    The API server ignores fractions of a second in sinceTime, so the next reading begins with lines that are
-    known. A long line comes in pieces, of which only the first has the timestamp. Timestamps may decrease,
-    because a node's clock may be set back, and because a runtime reads stdout and stderr side by side.
+    The API server ignores fractions of a second in sinceTime, so the next response begins with known lines. A
+    long line comes in pieces, and only the first piece has the timestamp. Timestamps may decrease, because a
+    node's clock may be set back, and because a runtime reads stdout and stderr side by side.
 
     Attributes
     ----------

@@ -89,7 +89,7 @@ class Store(Generic[T]):
     def put(self, entry: Entry[T]) -> bool:
         """Store an object's current state; return whether its reduced value has changed.
 
-        Most versions of an object have the same reduced value, after an annotation for instance.
+        Most changes of an object, for instance of its annotations, do not change its reduced value.
         """
         known = self._entries.get(entry.key)
         if entry.version <= max(self._dead.get(entry.uid, -1), -1 if known is None else known.version):

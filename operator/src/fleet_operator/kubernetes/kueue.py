@@ -1,10 +1,10 @@
 """Reads the Workloads in which Kueue reports why it holds back or has stopped a job's pods.
 
-Pods only show that they are gated, and pods that are gone show nothing. Kueue creates a Workload with the
-name of the group; its conditions give the reason. Workloads of groups have neither our labels nor an owner of
-ours, and a watch would deliver all Workloads of the cluster for good. Instead, a namespace's Workloads are
-listed while one of its groups is of interest. The garbage collector removes a Workload after its pods; the
-event of its deactivation stays for the API server's --event-ttl, an hour by default.
+Pods show only that they are gated, and deleted pods show nothing. Kueue creates a Workload with the name of
+the group; its conditions give the reason. Workloads of groups have neither our labels nor an owner of ours,
+and a watch would deliver all Workloads of the cluster for good. Instead, a namespace's Workloads are listed
+while one of its groups is of interest. The garbage collector removes a Workload after its pods; the event of
+its deactivation stays for the API server's --event-ttl, an hour by default.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ def connect(environ: Mapping[str, str]) -> Connection:
     Raises
     ------
     ConnectionSettingsError
-        There is none, or it is not usable.
+        No connection settings exist, or they are not usable.
     """
     if environ.get("KUBERNETES_SERVICE_HOST"):
         return from_pod(environ)

@@ -231,12 +231,12 @@ def folders_of(
     pod_spec : mapping
         The spec of a pod or of a template.
     given : mapping
-        The given folders. All replicas share one, but an emptyDir is a replica's own: its
-        folder is a subfolder with the replica's name.
+        The given folders. All replicas share a folder, except for an emptyDir: each replica has a subfolder
+        with its own name.
     replica : str
         The replica's name, such as trainer-1.
     own : Path, optional
-        The parent of the folders of other emptyDirs; without it they are left out.
+        The parent folder for other emptyDirs; without it, they are left out.
     """
     found: dict[str, Path] = {}
     for volume in pod_spec.get("volumes") or ():

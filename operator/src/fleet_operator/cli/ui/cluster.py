@@ -236,8 +236,8 @@ class ClusterJobs:
 async def _read_history(session: Session, pod: Mapping[str, Any], curves: _Curves) -> None:
     """Request a running trainer's history if a request is due, and add it to the curves.
 
-    The request goes through the API server, so that it needs no route to the pod, but the permission to
-    ``get`` ``pods/proxy``.
+    The request goes through the API server, so it needs no network route to the pod, but requires the
+    permission to ``get`` ``pods/proxy``.
     """
     now = asyncio.get_running_loop().time()
     if (pod.get("status") or {}).get("phase") != PodPhase.RUNNING:

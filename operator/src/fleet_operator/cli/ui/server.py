@@ -1,8 +1,8 @@
 """The read-only HTTP server of ``fleetjob ui``, which accepts requests only from its own user.
 
 It listens on 127.0.0.1. Another user of the machine can connect there too, so every request needs the token
-that the command prints. A page of another site cannot ask under a name of its own that resolves to 127.0.0.1,
-because the Host header must be ours (DNS rebinding).
+that the command prints. The Host header must be ours, so that a page of another site cannot send requests
+under a host name that resolves to 127.0.0.1 (DNS rebinding).
 """
 
 from __future__ import annotations

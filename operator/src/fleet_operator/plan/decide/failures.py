@@ -339,8 +339,8 @@ def _is_disrupted(pod: ObservedPod, *, refused_again: bool) -> bool:
 def is_deactivated(context: Context) -> bool:
     """Return whether Kueue stopped the job because its Workload was deactivated (``active: false``).
 
-    Kueue says so in the message of the pods' condition TerminationTarget. Where no pod is left to say it, the
-    Workload does, as long as it exists.
+    The message of the pods' condition TerminationTarget says so. If no pods are left, the Workload says so
+    while it exists.
     """
     if context.job.gang is not Gang.KUEUE:
         return False

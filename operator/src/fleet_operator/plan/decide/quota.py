@@ -60,8 +60,8 @@ def gives_back_at(context: Context) -> datetime | None:
 def with_pods_given_back(context: Context) -> Context:
     """Return the context after the job has released its pods, as after a restart.
 
-    Nothing was trained in that life. So a training run that began in an earlier life, before pods vanished
-    unobserved, is still the current training run.
+    Nothing was trained since the latest restart. A training run that began earlier, before pods vanished
+    unobserved, is therefore still the current one.
     """
     ledger = context.ledger
     times = ledger.quota.times if ledger.quota is not None else 0
@@ -112,8 +112,9 @@ def _may_give_back(context: Context) -> bool:
 def _share(context: Context) -> float:
     """Return a pseudo-random number from 0 to 1 that changes with each restart of a job.
 
-    It is a cryptographic hash. The CRC-32 checksums of two jobs would differ by the same bits in every life,
-    so two jobs that request their pods at the same time once would always do so.
+    The number is derived from a cryptographic hash. With CRC-32, the checksums of two jobs would always
+    differ by the same bits, so two jobs that request their pods at the same time once would do so after every
+    restart.
     """
     seed = f"{context.job.metadata.uid} {context.ledger.job_restarts}"
     return int.from_bytes(blake2b(seed.encode(), digest_size=4).digest(), "big") / 2**32

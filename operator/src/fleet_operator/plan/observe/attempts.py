@@ -197,9 +197,9 @@ class Ledger:
     def with_attempts(self, seen: Iterable[tuple[Replica, Attempt]]) -> Self:
         """Return the ledger with restart counts raised to those in the labels of existing pods.
 
-        A status that is older than its pods was reset by hand or from a backup. If it were followed, running
-        pods would be replaced by older attempts, which their peers refuse. Its completions in an older life
-        do not count in the pods' life.
+        If a status is older than its pods, it was reset by hand or restored from a backup. Its counts would
+        replace running pods with older attempts, which their peers refuse. Its completions before the pods'
+        restart do not count.
         """
         seen = tuple(seen)
         life = max((attempt.job for _, attempt in seen), default=0)
