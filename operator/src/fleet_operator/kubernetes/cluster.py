@@ -369,7 +369,7 @@ def _job_path(job: FleetJob) -> str:
 
 
 class UnseenDeletions:
-    """The uids of pods that we have deleted but that the cache may still show.
+    """The uids of pods that the operator has deleted but the cache may still contain.
 
     Parameters
     ----------

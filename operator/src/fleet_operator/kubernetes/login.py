@@ -382,7 +382,7 @@ def _proxy(configuration: Any, given: str | None) -> str | None:
 
 
 def _settle(entry: Any, kind: str) -> None:
-    """Remove an entry's content from errors, and resolve its relative paths against its kubeconfig."""
+    """Hide a kubeconfig entry's content in error messages, and resolve the entry's relative paths."""
     found = entry.value
     entry.name = f"{kind} {found.get('name')} of {entry.path}"
     user = found.get("user")

@@ -375,7 +375,7 @@ class Layer:
         return parameter
 
     def with_bias(self, x: ProgramVariable, given: Any, *, axis: int = 1) -> ProgramVariable:
-        """Add a bias shaped like the dimensions of `x` from `axis` on, unless `given` is False."""
+        """Add a bias with the shape of `x` from dimension `axis` on, unless `given` is False."""
         if given is False:
             return x
         bias = self.parameter(given, x.shape[axis:], x.dtype, is_bias=True)

@@ -287,7 +287,7 @@ def _drop(block: Block, names: set[str]) -> None:
 
 
 def _rename(block: Block, names: Mapping[str, str]) -> None:
-    """Rename gradients in a block, also in ``op_role_var`` attributes."""
+    """Rename gradients in a block, including in ``op_role_var`` attributes."""
     block.vars = {
         names.get(name, name): replace(variable, name=names[name]) if name in names else variable
         for name, variable in block.vars.items()

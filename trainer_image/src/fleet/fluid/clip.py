@@ -235,7 +235,7 @@ def _append(
     kind: str | None = None,
     **attrs: Any,
 ) -> ProgramVariable:
-    """Append an operator whose output is of `kind`, or of the kind of `like`: dense or selected rows."""
+    """Append an operator; `kind`, or else `like`, determines whether its output is dense or has rows."""
     layer = Layer(type)
     name = unique_name.generate(f"{layer.name}.tmp")
     out = create_variable(layer.block, name, (), like.dtype, type=kind or like.type)

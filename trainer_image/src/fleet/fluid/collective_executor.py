@@ -1,4 +1,4 @@
-"""Collective training with an executor, whose optimizer averages gradients as in a script's own loop."""
+"""Collective training with an executor: averages gradients as in a script's own training loop."""
 
 import os
 import weakref

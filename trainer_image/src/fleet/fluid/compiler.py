@@ -25,13 +25,13 @@ class BuildStrategy:
     """
 
     class ReduceStrategy(Enum):
-        """Paddle's choices of how the devices of one process reduce gradients."""
+        """Paddle's options for reducing gradients over the devices of one process."""
 
         AllReduce = 0
         Reduce = 1
 
     class GradientScaleStrategy(Enum):
-        """Paddle's choices of how the devices of one process scale gradients."""
+        """Paddle's options for scaling gradients on the devices of one process."""
 
         CoeffNumDevice = 0
         One = 1

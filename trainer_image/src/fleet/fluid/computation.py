@@ -109,7 +109,7 @@ class Computation:
         retained: Collection[str] = (),
         fetched: Collection[str] = (),
     ) -> dict[str, Any]:
-        """Run the operators, computing the program's variables.
+        """Run the operators, and return the computed variables.
 
         Parameters
         ----------
@@ -144,7 +144,7 @@ class Computation:
         return found
 
     def source_of(self, name: str) -> tuple[str, int] | None:
-        """Return the fed data whose sequences a variable has, and the number of LoD levels removed."""
+        """Return the fed data from which a variable takes its sequences, and the LoD levels removed."""
         return self._sources.get(name)
 
     def _bound(self, op: Operator, block: Block) -> Step:

@@ -1,4 +1,4 @@
-"""Datasets, which convert files to samples with a command of the script, and training on them.
+"""Datasets: convert files to samples with a command that the script sets, and train on the samples.
 
 `set_pipe_command` names the command. It runs once per file, as a child process with the file as stdin, and
 writes one line per sample: for each variable the number of its values, and the values
@@ -378,7 +378,7 @@ class InMemoryDataset(QueueDataset):
 
 
 class FetchHandler:
-    """Periodically receives variables' values while training on a dataset.
+    """Receives the values of variables periodically while training on a dataset.
 
     Parameters
     ----------

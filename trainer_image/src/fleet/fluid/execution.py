@@ -164,7 +164,7 @@ def initialize(source: Source, device: torch.device | str, *, tables: bool = Fal
 
 
 def resume(source: Source, trainer: "Trainer", *, joined: bool = False) -> None:
-    """Continue a built program in a trainer that has joined a job or loaded a checkpoint.
+    """Bring a built program to the step of its trainer, which has joined a job or loaded a checkpoint.
 
     Parameters
     ----------

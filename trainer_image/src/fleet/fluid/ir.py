@@ -275,7 +275,7 @@ class Block:
     ops: list[Operator] = field(default_factory=list)
 
     def var(self, name: str) -> Variable:
-        """Return the variable with a name, from this block or else from a parent.
+        """Return the variable with the given name, from this block or else from a parent.
 
         Parameters
         ----------
@@ -491,7 +491,7 @@ class ProgramData:
 
     @contextmanager
     def roles(self, role: int, variables: Sequence[str] = ()) -> Iterator[None]:
-        """Give operators appended within the ``with`` block a role.
+        """Assign a role to operators appended within the ``with`` block.
 
         Parameters
         ----------

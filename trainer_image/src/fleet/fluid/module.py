@@ -148,7 +148,7 @@ class ProgramModule(nn.Module):
         return found
 
     def hold_state(self) -> None:
-        """Register variables that steps change, once they have initial values, as this module's state."""
+        """Register the variables that steps change as this module's state, once initialized."""
         for name in self.computation.writes:
             if name not in self._parameters:
                 value = self.scope.values[name].detach()

@@ -280,7 +280,7 @@ _FORWARD = (int(OpRole.FORWARD), int(OpRole.LOSS))
 
 
 def _tested(op: Operator) -> Operator:
-    """Return an operator in its inference form."""
+    """Return an operator in the form for inference."""
     return replace(op, attrs={**op.attrs, "is_test": True}) if "is_test" in op.attrs else op
 
 

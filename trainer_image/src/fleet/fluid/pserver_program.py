@@ -240,7 +240,7 @@ def _append_addition(block: Block, piece: PlannedBlock) -> None:
 
 
 def _append_on_slice(block: Block, step: Block, op: Operator, piece: PlannedBlock, plan: JobPlan) -> None:
-    """Append an update operator whose variables are a slice's instead of the parameter's."""
+    """Append an update operator that reads and writes a slice's variables instead of the parameter's."""
     root = block.program.global_block()
     names: dict[str, str] = {}
     for name in (*op.input_arg_names, *op.output_arg_names):

@@ -34,7 +34,7 @@ _loaders: dict[str, "GeneratorLoader"] = {}
 
 
 class EOFException(FleetError):  # noqa: N818 - Paddle's name
-    """A program's loader has no more batches; call its ``reset()`` before the next epoch.
+    """A loader of a program has no more batches; call its ``reset()`` before the next epoch.
 
     Notes
     -----
@@ -248,7 +248,7 @@ class GeneratorLoader:
 
 
 class DataLoader:
-    """A factory of loaders, under Paddle's name.
+    """Creates loaders, under the name of Paddle's ``fluid.io.DataLoader``.
 
     Notes
     -----

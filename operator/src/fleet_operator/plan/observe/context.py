@@ -221,7 +221,7 @@ def _with_time_in_queue(context: Context) -> Context:
 
 
 def _with_trainers_to_have(context: Context) -> Context:
-    """Return an elastic job's context with the number of trainers it can have now."""
+    """Return the context of an elastic job with the number of trainers that it may have now."""
     job, ledger = context.job, context.ledger
     before, any_completed = job.status.role(Role.TRAINER).replicas, bool(ledger.roles[Role.TRAINER].completed)
     number = trainers_to_have(asked=context.asked, before=before, any_completed=any_completed)

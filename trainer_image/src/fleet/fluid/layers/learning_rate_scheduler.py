@@ -111,7 +111,7 @@ def _decay_step_counter(begin: int = 0) -> Var:
 
 
 def noam_decay(d_model: int, warmup_steps: int, learning_rate: float | Var = 1.0) -> Var:
-    """Increase the rate linearly in `warmup_steps` steps, then decrease it by the step's inverse square root.
+    """Increase the rate linearly for `warmup_steps` steps, then decrease it by the inverse square root.
 
     Parameters
     ----------

@@ -95,7 +95,7 @@ def _per(lengths: Tensor, x: Tensor) -> Tensor:
 
 
 def _at(x: Tensor, positions: Tensor) -> Tensor:
-    """Return the rows at positions; an empty sequence's position may lie beyond the last row."""
+    """Return the rows at the given positions; an empty sequence's position may lie beyond the last row."""
     return (
         x[positions.clamp(0, max(len(x) - 1, 0))] if len(x) else x.new_zeros((len(positions), *x.shape[1:]))
     )
