@@ -163,8 +163,8 @@ class KubernetesCluster:
     def _admission(self, key: Key, job: FleetJob, pods: Iterable[ObservedPod]) -> Admission | None:
         """Return the admission state of a job's Kueue group, or None while it is unknown.
 
-        The state matters in two cases. While pods are gated, it gives the reason. If a group has lost its pods,
-        Kueue may have stopped it while no operator was running.
+        The state matters in two cases. While pods are gated, it gives the reason. If a group has lost its
+        pods, Kueue may have stopped it while no operator was running.
         """
         if self._view.admissions is None or job.gang is not Gang.KUEUE:
             return NOTHING_SAID
