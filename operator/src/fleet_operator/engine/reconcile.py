@@ -113,7 +113,7 @@ class Reconciler:
         return await self._act(key, written, plan)
 
     async def _plan(self, job: FleetJob, observed: Observed) -> Plan:
-        """Plan on the event loop or, for a large job, in a thread.
+        """Plan on the event loop or, for a large job, in a thread because planning may be slow.
 
         In the meantime, the loop handles other jobs and renews the lease. A change of the job itself leads to
         another pass.

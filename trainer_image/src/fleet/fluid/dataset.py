@@ -378,7 +378,7 @@ class InMemoryDataset(QueueDataset):
 
 
 class FetchHandler:
-    """Receives the values of variables periodically while training on a dataset.
+    """Receives the values of variables during training on a dataset, at most once per period.
 
     Parameters
     ----------

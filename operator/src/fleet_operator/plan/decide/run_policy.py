@@ -32,7 +32,7 @@ EXIT_PATIENCE = timedelta(seconds=30)
 
 
 def is_satisfied(policy: SuccessPolicyType, *, replicas: int, succeeded: Collection[int]) -> bool:
-    """Return whether the success of the given trainers is enough for the job to succeed."""
+    """Return whether the success of the given trainers is enough; servers do not count."""
     return {
         SuccessPolicyType.ALL: len(succeeded) == replicas,
         SuccessPolicyType.ANY: len(succeeded) > 0,

@@ -111,7 +111,7 @@ def _decay_step_counter(begin: int = 0) -> Var:
 
 
 def noam_decay(d_model: int, warmup_steps: int, learning_rate: float | Var = 1.0) -> Var:
-    """Increase the rate linearly for `warmup_steps` steps, then decrease it by the inverse square root.
+    """Warm up linearly for `warmup_steps` steps, then decay with the inverse square root of the step.
 
     Parameters
     ----------
@@ -247,7 +247,7 @@ def cosine_decay(learning_rate: float, step_each_epoch: int, epochs: int) -> Var
 
 
 def linear_lr_warmup(learning_rate: float | Var, warmup_steps: int, start_lr: float, end_lr: float) -> Var:
-    """Increase the rate linearly from `start_lr` to `end_lr`, then use `learning_rate`.
+    """Increase the rate from `start_lr` to `end_lr` in `warmup_steps` steps, then use `learning_rate`.
 
     Parameters
     ----------
