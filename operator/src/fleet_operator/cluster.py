@@ -1,4 +1,4 @@
-"""The interface between the engine and a cluster: an API server or this machine."""
+"""The interface between the engine and a cluster, which is an API server or this machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KEY_BYTES = 32
 
 
 class Key(NamedTuple):
-    """The namespace and name that identify a job in a queue."""
+    """The namespace and name of a job, used as its key in queues and caches."""
 
     namespace: str
     name: str
@@ -32,7 +32,7 @@ class Key(NamedTuple):
 
 
 class ClusterError(OperatorError):
-    """A request to the cluster failed, for the reason in the message. The next pass retries it."""
+    """A request to the cluster failed for the reason in the message; the next pass retries it."""
 
     transient = False
     """Whether the cause is unrelated to the request, so that the same request may succeed later."""
@@ -42,17 +42,17 @@ class ClusterError(OperatorError):
 
 
 class ConflictError(ClusterError):
-    """The plan is stale, because the state on which it is based has changed."""
+    """The plan is outdated, because an object on which it is based has changed."""
 
 
 class Cluster(Protocol):
-    """The engine's view of a cluster: reads never block, and writes may run concurrently."""
+    """The engine's interface to a cluster: reads never block, and writes may run concurrently."""
 
     def job(self, key: Key) -> FleetJob | None:
-        """Return the newest known version of a job, or None if it is gone."""
+        """Return the newest known version of a job, or None if the job is gone."""
 
     def observe(self, job: FleetJob) -> Observed | None:
-        """Return the objects of `job`, or None until they and the effects of our own writes are observed."""
+        """Return the objects of `job`, or None while the cache does not contain them or our own writes."""
 
     def hosts(self, job: FleetJob) -> Hosts:
         """Return the hosts of the replicas of `job`."""
@@ -61,7 +61,7 @@ class Cluster(Protocol):
         """Replace the job's status; raise ConflictError if `job` is not its newest version."""
 
     async def apply(self, job: FleetJob, action: Action) -> None:
-        """Carry out an action, which is safe to repeat."""
+        """Execute an action, which is safe to repeat."""
 
     async def record(self, job: FleetJob, event: Event) -> None:
-        """Record an event for people. A failure is logged, never raised."""
+        """Record a Kubernetes event; log failures instead of raising them."""

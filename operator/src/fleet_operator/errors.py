@@ -1,4 +1,4 @@
-"""The errors of the operator and the problems of a manifest. Each error is defined where it is raised.
+"""The base class of the operator's errors, and the problems of a manifest.
 
 ::
 
@@ -36,7 +36,7 @@ MOST_SHOWN = 50
 
 
 class OperatorError(Exception):
-    """The base class of this package's errors."""
+    """The base class of all errors of this package."""
 
     exit_status = 1
     """The exit status of a command that ends with this error."""
@@ -58,7 +58,7 @@ class Problem(NamedTuple):
 
 
 class InvalidJob(OperatorError):  # noqa: N818  the name describes the problem, as the message does
-    """A manifest is not a valid FleetJob; `problems` lists every problem in it."""
+    """The manifest is not a valid FleetJob; `problems` lists everything that is wrong."""
 
     exit_status = 2
 

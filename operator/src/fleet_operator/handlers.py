@@ -1,4 +1,4 @@
-"""The kopf handlers, which only forward events; they make no decisions and no writes.
+"""The kopf handlers, which only forward watch events to the engine.
 
 There are no create, update or resume handlers, timers or daemons. With these, kopf would write annotations
 and finalizers to the user's objects, and would report only changes, never the current state.
@@ -31,7 +31,7 @@ def registry_for(
     on_watched: Callable[[str | None, bool], None],
     on_request: OnRequest | None = None,
 ) -> kopf.OperatorRegistry:
-    """Return a registry with the kopf handlers.
+    """Return a kopf registry with the handlers.
 
     Parameters
     ----------
@@ -76,36 +76,36 @@ def registry_for(
 
 
 class NoEssence(kopf.DiffBaseStorage):
-    """A storage that keeps no previous state of objects, which only change handlers would need.
+    """Keeps kopf from storing the previous state of objects, which no handler of ours uses.
 
     By default kopf copies every object twice per event to store it, even without such handlers.
     """
 
     def build(self, *, body: object, extra_fields: object = None) -> BodyEssence:  # noqa: ARG002 as the base
-        """Return None."""
+        """Return an empty state."""
         return {}
 
     def fetch(self, *, body: object) -> None:
-        """Do nothing."""
+        """Return nothing, because no state is stored."""
 
     def store(self, *, body: object, patch: object, essence: object) -> None:
-        """Do nothing."""
+        """Store nothing."""
 
 
 class Backoffs:
-    """An endless sequence of delays between kopf's attempts, with the same values as for our watches.
+    """An endless sequence of kopf's retry delays, equal to those of our own watches.
 
     After the last delay of a finite sequence, kopf and with it the term would end, for example for a deleted
     namespace, which the API server refuses to serve.
     """
 
     def __iter__(self) -> Iterator[float]:
-        """Return a new iterator over the delays, which kopf requests for each API request."""
+        """Return a new iterator over the delays; kopf requests one for each API request."""
         return reflector.backoff()
 
 
 def kopf_settings() -> kopf.OperatorSettings:
-    """Return settings that make kopf retry forever, post no events of its own, and exit quickly."""
+    """Return settings that make kopf retry without end, post no events, and exit quickly."""
     settings = kopf.OperatorSettings()
     settings.persistence.diffbase_storage = NoEssence()
     settings.posting.enabled = False

@@ -1,4 +1,4 @@
-"""The operator's HTTP server: metrics, liveness and readiness."""
+"""The operator's HTTP server for metrics and for liveness and readiness probes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class HttpServer:
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
 
     async def start(self, host: str, port: int) -> int:
-        """Listen on `host`, or on all interfaces if it is empty; return the port (for 0, a free one)."""
+        """Listen on `host` (empty: all interfaces) and return the port; port 0 selects a free one."""
         await self._runner.setup()
         await web.SockSite(self._runner, _listening(host, port)).start()
         bound: int = self._runner.addresses[0][1]
@@ -71,7 +71,7 @@ class HttpServer:
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """Return a listening socket; a socket for all interfaces also accepts IPv6 if available."""
+    """Return a listening socket; a socket for all interfaces also accepts IPv6, if available."""
     if host:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     if socket.has_dualstack_ipv6():

@@ -1,4 +1,4 @@
-"""The operator's log formats: one record per line, with the job that it concerns."""
+"""The operator's log formats: one record per line, including the job it concerns."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from datetime import UTC, datetime
 
 
 class TextFormatter(logging.Formatter):
-    """``2026-01-02T03:04:05.678Z INFO default/digits fleet_operator.engine: a pass failed``."""
+    """Formats a record as text: time, level, job, logger and message."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record as a line, followed by the traceback if there is one."""
+        """Return the record as one line, followed by the traceback, if any."""
         job = getattr(record, "job", None)
         about = f"{job} " if job else ""
         line = f"{_moment(record)} {record.levelname} {about}{record.name}: {record.getMessage()}"
@@ -20,10 +20,10 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line: time, level, logger, message, and job and exception if there are any."""
+    """Formats a record as a JSON object: time, level, logger, message and, if any, job and exception."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record as one line."""
+        """Return the record as one line of JSON."""
         fields = {
             "time": _moment(record),
             "level": record.levelname.lower(),

@@ -111,11 +111,11 @@ class Metrics(Observer):
         return Histogram(f"{PREFIX}_{name}", meaning, labels, buckets=buckets, registry=self.registry)
 
     def watch_jobs(self, jobs: Callable[[], Iterable[FleetJob]]) -> None:
-        """Register a collector that computes the number of jobs by state on each scrape."""
+        """Register a collector that counts jobs by state on each scrape."""
         self.registry.register(_Jobs(jobs))
 
     def watch_watches(self, failing: Callable[[], Iterable[tuple[str, str | None, float]]]) -> None:
-        """Register a collector that computes how long each watch has been failing on each scrape.
+        """Register a collector that reports failing watches on each scrape.
 
         Parameters
         ----------
@@ -125,7 +125,7 @@ class Metrics(Observer):
         self.registry.register(_Watches(failing))
 
     def seen(self, job: FleetJob) -> None:
-        """Initialize a namespace's series to zero, because a series that starts at 1 shows no increase."""
+        """Initialize a namespace's series to 0; Prometheus sees no increase in a series that starts at 1."""
         labels = (job.metadata.namespace, str(job.spec.mode))
         self._successful.labels(*labels)
         self._restarted.labels(*labels)
@@ -147,7 +147,7 @@ class Metrics(Observer):
             self._errors.labels(result.value).inc()
 
     def waited(self, seconds: float) -> None:
-        """Observe how long a job waited for a worker."""
+        """Observe how long a key waited for a worker."""
         self._waited.observe(seconds)
 
     def leading(self, *, holds: bool) -> None:
@@ -159,7 +159,7 @@ class Metrics(Observer):
         self._reads.labels("answered" if answered else "silent").inc()
 
     def status_written(self, before: FleetJob, after: FleetJob) -> None:
-        """Count a job's state transition."""
+        """Count a transition of a job's state."""
         labels = (after.metadata.namespace, str(after.spec.mode))
         if before.status.state is None:
             self.seen(after)
@@ -184,7 +184,7 @@ class Metrics(Observer):
             self._duration.labels(*labels, str(status.state)).observe(taken)
 
     def applied(self, job: FleetJob, action: Action) -> None:
-        """Count pod creations and deletions, and observe how long a new job waited for its pods."""
+        """Count created and deleted pods, and observe how long a new job waited for its pods."""
         if isinstance(action, DeletePod):
             self._pods_deleted.inc()
         elif isinstance(action, CreatePod):
@@ -198,12 +198,12 @@ class Metrics(Observer):
             histogram.observe(max(0.0, (datetime.now(UTC) - created).total_seconds()))
 
     def queued(self, depth: int) -> None:
-        """Set the number of keys that are waiting for a worker."""
+        """Set the number of keys waiting for a worker."""
         self._queue.set(depth)
 
 
 def _is_first_life(job: FleetJob) -> bool:
-    """Return whether a job's waiting time is its age, as it was neither restarted nor held back."""
+    """Return whether a job has waited since its creation, without restarts or suspensions."""
     status = job.status
     restarted = status.restarts or status.job_restarts
     return not restarted and status.condition(ConditionType.SUSPENDED) is None
@@ -217,13 +217,13 @@ def _waits_seconds(job: FleetJob, now: datetime) -> float:
 
 
 class _Jobs(Collector):
-    """The number of jobs, computed on each scrape."""
+    """A collector of the number of jobs, computed on each scrape."""
 
     def __init__(self, jobs: Callable[[], Iterable[FleetJob]]) -> None:
         self._jobs = jobs
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the number of jobs by state and the longest waiting time, for each namespace."""
+        """Yield the number of jobs by state, and the longest wait, for each namespace."""
         jobs = [job for job in self._jobs() if not job.managed_elsewhere]
         tally = Tally((job.metadata.namespace, str(job.status.state or JobState.PENDING)) for job in jobs)
         family = GaugeMetricFamily(f"{PREFIX}_jobs", "FleetJobs by state", labels=("job_namespace", "state"))
@@ -244,18 +244,18 @@ class _Jobs(Collector):
         yield waits
 
     def describe(self) -> Iterable[Metric]:
-        """Return no description, because the metrics depend on the jobs."""
+        """Return no descriptions, because the series depend on the jobs."""
         return ()
 
 
 class _Watches(Collector):
-    """The seconds for which each watch has been failing, computed on each scrape."""
+    """A collector of the time for which each watch has been failing, computed on each scrape."""
 
     def __init__(self, failing: Callable[[], Iterable[tuple[str, str | None, float]]]) -> None:
         self._failing = failing
 
     def collect(self) -> Iterator[Metric]:
-        """Yield for how many seconds the watch of each kind has been failing in each namespace."""
+        """Yield for how many seconds each kind's watch in each namespace has been failing."""
         family = GaugeMetricFamily(
             f"{PREFIX}_watch_failing_seconds",
             "For how long a kind of object could not be listed and watched; 0 while it is. The namespace is"
@@ -267,5 +267,5 @@ class _Watches(Collector):
         yield family
 
     def describe(self) -> Iterable[Metric]:
-        """Return no description, because the watches depend on the leadership term."""
+        """Return no descriptions, because the watches change with each term as leader."""
         return ()

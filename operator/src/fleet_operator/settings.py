@@ -1,4 +1,4 @@
-"""The operator's settings, from environment variables set by the chart."""
+"""The operator's settings, read from environment variables that the chart sets."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def _peers(environ: Mapping[str, str], name: str) -> tuple[Mapping[str, Any], ..
 
 
 def _expected(peer: Mapping[str, Any]) -> str | None:
-    """Return what is expected instead of a NetworkPolicy peer, or None if the peer is valid.
+    """Return what a NetworkPolicy peer should look like if it is invalid, else None.
 
     A misspelt field must be refused here: the API server drops it, and a selector without fields selects
     all clients. The API server refuses other mistakes when a job's policy is created.

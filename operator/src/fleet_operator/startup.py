@@ -1,4 +1,4 @@
-"""The operator's process: the order in which its components start and stop.
+"""The operator's process: starts and stops its components in the right order.
 
 It serves probes and metrics throughout its lifetime. It is active in terms, each of which lasts as long as it
 holds the Lease. An operator that has lost the Lease becomes a standby again instead of exiting. Otherwise the
@@ -46,7 +46,7 @@ COLLECTIONS = (5_000, 10, 10)
 
 
 def run_operator(environ: Mapping[str, str] | None = None) -> int:
-    """Run the operator until SIGTERM or SIGINT; return the process's exit status.
+    """Run the operator until SIGTERM or SIGINT, and return the exit status.
 
     Parameters
     ----------
@@ -70,11 +70,11 @@ def run_operator(environ: Mapping[str, str] | None = None) -> int:
 
 
 class NotOpenedError(OperatorError):
-    """The configured address or connection cannot be used; the message gives the reason."""
+    """The operator cannot use its configured address or connection; the message gives the reason."""
 
 
 class Operator:
-    """The operator, which alternates between standby and terms as the leader.
+    """The operator process, which alternates between standby and leadership.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ class Operator:
         self._server = HttpServer(self._metrics.registry, problem=self._problem, waiting=self._waiting)
 
     async def run(self) -> int:
-        """Run until stopped; return the exit status."""
+        """Run until stopped, and return the exit status."""
         stop = asyncio.Event()
         _catch_signals(stop)
         asyncio.get_running_loop().set_exception_handler(_tell_of_loop)
@@ -147,7 +147,7 @@ class Operator:
         await self._electing.start()
 
     async def _lead(self, stop: asyncio.Event) -> None:
-        """Serve a term until it is stopped, the lease is lost, or a component of the term ends."""
+        """Serve as the leader until stopped, the lease is lost, or a component ends."""
         ending = asyncio.Event()
         keeping = asyncio.create_task(self._election.keep(), name="keep the lease")
         stopping = asyncio.create_task(stop.wait(), name="wait for a signal")
@@ -173,7 +173,7 @@ class Operator:
             await unless(stop, asyncio.sleep(AGAIN_SECONDS))
 
     async def _before_write(self) -> None:
-        """Wait until the rate limit permits a write; raise an error if another operator may be active."""
+        """Wait for the rate limiter before a write; raise an error if the lease may be lost."""
         await self._bucket.take()
         # Check last, because the lease may be lost while the write waits.
         self._election.check()
@@ -190,7 +190,7 @@ class Operator:
 
 
 def _collect_rarely() -> None:
-    """Exclude imported modules from garbage collection, and run it less often.
+    """Make garbage collection less frequent, and exclude imported modules from it.
 
     Almost no cached object is part of a cycle, but each collection would traverse all cached objects. With a
     thousand jobs, its pauses are long.
@@ -201,7 +201,7 @@ def _collect_rarely() -> None:
 
 
 def _tell_of_loop(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log the event loop's exceptions like asyncio, except those of what kopf leaves behind.
+    """Log exceptions of the event loop, except those of generators closed at shutdown.
 
     If kopf is stopped during an event, it leaves the generator of its watch open, and closing that generator
     raises an exception. If it is stopped during concurrent requests, or one of them fails, the errors of the

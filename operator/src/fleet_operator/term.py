@@ -1,4 +1,4 @@
-"""A term: an operator's work while it is the leader, from the first lists to the last pass.
+"""A term: the operator's work while it leads, from the first lists to the last pass.
 
 Our own tasks start before kopf, because at its end kopf waits for every newer task and then cancels it. kopf
 replaces the signal handlers while it starts. The caller restores its own immediately, because otherwise a
@@ -37,7 +37,7 @@ WATCH_SECONDS = 120.0
 
 
 class Term:
-    """A term: the informer cache, the engine, and kopf.
+    """The components that work while this operator leads: informer cache, engine and kopf.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ class Term:
         on_signals_taken: Callable[[], None],
         before_kopf_ends: Callable[[], Awaitable[None]],
     ) -> None:
-        """Serve FleetJobs until `ending` is set or a component of the term ends unexpectedly.
+        """Reconcile FleetJobs until `ending` is set or a component ends unexpectedly.
 
         Parameters
         ----------
@@ -112,16 +112,16 @@ class Term:
         return iter(self._view.jobs)
 
     def failing(self) -> Iterator[tuple[str, str | None, float]]:
-        """Return how long each watch has been failing; see `ClusterView.failing`."""
+        """Return for how long each watch has been failing; see `ClusterView.failing`."""
         return self._view.failing()
 
     def problem(self) -> str | None:
-        """Return a component that has ended unexpectedly, or None."""
+        """Return a message about a component that has ended unexpectedly, or None."""
         ended = [task.get_name() for task in self._tasks if task.done()] + self._view.ended()
         return f"ended: {', '.join(ended)}" if ended else None
 
     def waiting(self) -> str | None:
-        """Return what the term is waiting for before it can reconcile, or None."""
+        """Return a message about what delays the first pass, or None."""
         if not self._view.synced:
             return "the first lists from the API server have not arrived"
         return None if self._tasks else "the workers have not been started"
@@ -132,7 +132,7 @@ class Term:
         on_signals_taken: Callable[[], None],
         before_kopf_ends: Callable[[], Awaitable[None]],
     ) -> None:
-        """Reconcile until the term is stopped or a component ends unexpectedly."""
+        """Run the engine until the term is stopped or a component ends unexpectedly."""
         engine = self._engine()
         stop_kopf = asyncio.Event()
         working = asyncio.create_task(engine.run(), name="engine")
@@ -158,7 +158,7 @@ class Term:
                 await watching
 
     def _engine(self) -> Engine:
-        """Return an engine with every known job enqueued."""
+        """Return an engine in which every known job is enqueued."""
         engine = Engine(
             self._cluster,
             workers=self._settings.workers,
@@ -172,7 +172,7 @@ class Term:
         return engine
 
     async def _until_given_up(self) -> None:
-        """Wait until kopf is watching FleetJobs, then block forever; return only if kopf fails to start.
+        """Return if kopf fails to start watching FleetJobs; otherwise never return.
 
         kopf may have looked for the CRD before the API server served it, and does not look again.
         """
@@ -185,7 +185,7 @@ class Term:
             await asyncio.Event().wait()
 
     async def _until_restored(self) -> None:
-        """Return when the API server's history has been rolled back, as by a restore of etcd.
+        """Return when the API server's history has been rolled back, for example by a restore of etcd.
 
         kopf would continue to watch from a resourceVersion that the server has not reached yet, and receive
         nothing. The next term lists everything again.

@@ -1,4 +1,4 @@
-"""The FleetJob API: frozen types with defaults, validation and names."""
+"""The FleetJob API: immutable types with defaults and validation, and the names of a job's objects."""
 
 from fleet_operator.api.job import (
     CheckpointScope,

@@ -1,4 +1,4 @@
-"""The base classes of a manifest's types: frozen models with camelCase names in JSON."""
+"""The base classes of a manifest's types: immutable models with camelCase names in JSON."""
 
 # No `from __future__ import annotations` here: pydantic reads the annotations when the class is made.
 from datetime import UTC, datetime
@@ -84,18 +84,18 @@ ResourceName = Annotated[str, StringConstraints(pattern=RESOURCE_NAME)]
 
 
 class Model(BaseModel):
-    """A part of the manifest: frozen, with camelCase names in JSON, and without unknown fields."""
+    """The base class of manifest types: immutable, camelCase in JSON, and without unknown fields."""
 
     model_config = ConfigDict(alias_generator=to_camel, extra="forbid", frozen=True)
 
 
 class OpenModel(Model):
-    """A part of a pod's template; untyped fields are kept unchanged, and the API server validates them."""
+    """The base class of pod template types; the API server validates the fields not declared here."""
 
     model_config = ConfigDict(extra="allow")
 
     def to_manifest(self) -> dict[str, Any]:
-        """Return the fields that were set, without defaults, as new dictionaries and lists."""
+        """Return the fields that were set, without defaults, as a new manifest."""
         return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
 
@@ -107,11 +107,11 @@ Timestamp = Annotated[datetime, PlainSerializer(_timestamp, return_type=str)]
 
 
 class StatusModel(BaseModel):
-    """A part of the status: frozen, and with the fields that a newer build of the operator wrote."""
+    """The base class of status types: immutable; keeps fields that a newer operator wrote."""
 
     model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, extra="allow", frozen=True)
 
     @property
     def extras(self) -> dict[str, Any]:
-        """The fields that are unknown to this build of the operator, which writes them back unchanged."""
+        """The fields that this version of the operator does not know; it writes them back unchanged."""
         return dict(self.model_extra or {})

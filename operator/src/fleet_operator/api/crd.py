@@ -1,7 +1,7 @@
 """Generates the CustomResourceDefinition from the models; ``python -m fleet_operator.api.crd`` prints it.
 
-``crds/fleetjobs.fleetjob.dev.yaml`` is its output; a test fails when they differ. The schema is structural,
-with rules in CEL where a webhook would otherwise be needed.
+A test checks that ``crds/fleetjobs.fleetjob.dev.yaml`` is equal to the output. The schema is structural, with
+rules in CEL where a webhook would otherwise be needed.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def _without_none(value: Any) -> Any:
 
 
 def _resolve(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """Inline references, and reduce "T or null" to T, because null is written as an absent field."""
+    """Inline references, and replace "T or null" with T, because a null field is written as absent."""
     while True:
         if "$ref" in node:
             target = definitions[node["$ref"].rpartition("/")[2]]

@@ -1,4 +1,4 @@
-"""A FleetJob as frozen types: the fields that a person may write, and their defaults.
+"""The FleetJob spec as immutable types: the fields that users may set, and their defaults.
 
 The CustomResourceDefinition is generated from these models (`fleet_operator.api.crd`), so every field here is
 implemented. `fleet_operator.api.rules` has the rules that involve several fields.
@@ -105,7 +105,7 @@ class ExitCodes(Model):
 
 
 class FailureRule(Model):
-    """An exception for the failures that match all of its criteria."""
+    """An exception to the failure policy, for failures that match all of its criteria."""
 
     name: RuleName = Field(description="The name of the rule in messages, unique in the list.")
     role: Role | None = Field(default=None, description="Only replicas of this role.")
@@ -144,7 +144,7 @@ class FailurePolicy(Model):
 
 
 class CheckpointScope(StrEnum):
-    """The pods that share a volume."""
+    """The pods that share a checkpoint volume."""
 
     JOB = "Job"
     PSERVER = "Pserver"
@@ -180,7 +180,7 @@ class VolumeClaimTemplate(Model):
 
 
 class Checkpoint(Model):
-    """A volume that outlives the pods."""
+    """A volume for checkpoints, which outlives the pods."""
 
     mount_path: Annotated[str, StringConstraints(pattern="^/[^:]+$", max_length=255)] = Field(
         default="/checkpoint", description="The mount path of the volume; also FLEET_CHECKPOINT_DIR."
@@ -213,14 +213,14 @@ START_DEADLINE_SECONDS = 3600
 
 
 class Mode(StrEnum):
-    """The way in which the replicas train together."""
+    """How the replicas train together."""
 
     PARAMETER_SERVER = "ParameterServer"
     COLLECTIVE = "Collective"
 
 
 class SyncMode(StrEnum):
-    """The time at which a parameter server applies gradients; passed to the script's strategy."""
+    """When a parameter server applies gradients; passed to the script's strategy."""
 
     SYNC = "Sync"
     ASYNC = "Async"
@@ -263,7 +263,7 @@ class StartupPolicy(Model):
 
 
 class CleanPodPolicy(StrEnum):
-    """The pods that are deleted when the job has finished."""
+    """The pods to delete when the job has finished."""
 
     RUNNING = "Running"
     ALL = "All"
@@ -363,7 +363,7 @@ class UnhealthyPodEvictionPolicy(StrEnum):
 
 
 class DisruptionBudget(Model):
-    """A PodDisruptionBudget."""
+    """The PodDisruptionBudget of the parameter servers."""
 
     min_available: Servers | None = Field(
         default=None, description="The number of servers that must stay available. Default: all."
@@ -419,7 +419,7 @@ class TrainerSpec(Model):
 
 
 class RunPolicy(Model):
-    """How long a job may run and what remains of it. It may change at any time."""
+    """How long a job may run, and what remains of it afterwards. Changes are allowed at any time."""
 
     backoff_limit: Annotated[StrictInt, Field(ge=0, le=MAX_SECONDS)] = Field(
         default=6, description="The number of failures that lead to a restart; the next one fails the job."
@@ -469,7 +469,7 @@ class FleetJobSpec(Model):
 
 
 class ObjectMeta(Model):
-    """The part of an object's metadata that decisions need."""
+    """The metadata fields on which decisions depend."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -485,7 +485,7 @@ class ObjectMeta(Model):
 
 
 class FleetJob(Model):
-    """A job: its desired state (`spec`) and its present state (`status`).
+    """A job: its desired state (`spec`) and its current state (`status`).
 
     Created by `fleet_operator.api.parse_job`, which also checks the rules across fields, or by `read_job`,
     which leaves them to the API server.
@@ -504,7 +504,7 @@ class FleetJob(Model):
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The roles of this job in the order in which they start."""
+        """The roles of this job in start-up order."""
         return (Role.TRAINER,) if self.spec.pserver is None else (Role.PSERVER, Role.TRAINER)
 
     def replicas(self, role: Role) -> int:
@@ -519,11 +519,11 @@ class FleetJob(Model):
         return sum(self.replicas(role) for role in self.roles)
 
     def port(self, role: Role) -> int:
-        """Return the port of a role that this job has."""
+        """Return the port of one of this job's roles."""
         return self._of(role).port
 
     def template(self, role: Role) -> PodTemplate:
-        """Return the template of a role's pods: its own or else the shared template."""
+        """Return the pod template of a role: the role's own or else the shared template."""
         template = self._of(role).template or self.spec.template
         if template is None:
             raise LookupError(
@@ -541,7 +541,7 @@ class FleetJob(Model):
 
     @property
     def most_trainers(self) -> int:
-        """The maximum number of trainers that the job may scale to."""
+        """The largest number of trainers to which the job may be scaled."""
         return max(self.spec.trainer.replicas, self.spec.trainer.max_replicas or 0)
 
     @property
@@ -559,13 +559,13 @@ class FleetJob(Model):
 
     @property
     def least_trainers(self) -> int:
-        """The minimum number of trainers that the job can run with."""
+        """The smallest number of trainers with which the job can run."""
         fewest = self.spec.trainer.min_replicas if self.elastic else None
         return fewest or self.spec.trainer.replicas
 
     @property
     def host_ports(self) -> PortRange | None:
-        """The range of the replicas' ports on the host network, or None if they do not use it."""
+        """The range of host ports for the replicas, or None without the host network."""
         network = self.spec.network
         return network.port_range if network is not None and network.host_network else None
 
@@ -576,14 +576,14 @@ class FleetJob(Model):
 
     @property
     def gang(self) -> Gang:
-        """The system that holds back the pods until all of them can run, if any."""
+        """The gang scheduler that holds back the pods until all of them can run, if any."""
         if self.spec.pod_group_policy is not None:
             return self.spec.pod_group_policy.gang
         return Gang.NONE if self.queue_name is None else Gang.KUEUE
 
     @property
     def queue_name(self) -> str | None:
-        """The name of Kueue's LocalQueue, from the policy or else from Kueue's own label.
+        """The name of the Kueue LocalQueue, from the policy or else from Kueue's label on the job.
 
         A label may change at any time. Its value at the job's start counts, and the ledger keeps that value
         until the job is suspended.
@@ -596,7 +596,7 @@ class FleetJob(Model):
         return self.status.ledger.queue_name
 
     def gang_name(self, life: int) -> str:
-        """Return the name of the gang in one life of the job.
+        """Return the name of the gang, which changes each time the job restarts.
 
         A PodGroup is an object of its job. A group of Kueue is only a name, so the name must be unique: pods
         of a deleted job with the same name may still exist.
@@ -621,7 +621,7 @@ class FleetJob(Model):
 
     @property
     def keeps_parameters(self) -> bool:
-        """True if a checkpoint volume keeps parameters after the servers that hold them have ended."""
+        """True if the parameters outlive the servers, on a checkpoint volume."""
         return self.spec.pserver is not None and self.spec.checkpoint is not None
 
     @property
@@ -631,7 +631,7 @@ class FleetJob(Model):
 
     @property
     def start_deadline_seconds(self) -> int:
-        """The seconds for which a replica waits for peers that have never run and may still pull images."""
+        """The number of seconds for which a replica waits for peers that have not started yet."""
         return self.spec.run_policy.pending_deadline_seconds or START_DEADLINE_SECONDS
 
     @property
@@ -645,7 +645,7 @@ class FleetJob(Model):
 
     @property
     def failure_action(self) -> FailureAction:
-        """The action after a replica's failure, from the policy or else the mode's default."""
+        """The reaction to a replica's failure, from the policy or else the mode's default."""
         if self.spec.failure_policy.action is not None:
             return self.spec.failure_policy.action
         collective = self.spec.mode is Mode.COLLECTIVE

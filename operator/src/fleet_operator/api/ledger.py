@@ -1,7 +1,8 @@
 """The ledger: the part of a status that only the operator reads, stored as one opaque field.
 
-Its fields are not part of the API: the schema does not list them, and a build may add some. A build keeps the
-fields that it does not know, so that a newer build finds them again after a rollback.
+Its fields are not part of the API: the schema does not list them, and a version of the operator may add
+fields. Each version keeps the fields that it does not know, so that a newer version still finds them after a
+rollback.
 """
 
 # No `from __future__ import annotations` here: pydantic reads the annotations when the class is made.
@@ -15,7 +16,7 @@ __all__ = ["PortBlocks", "QuotaBackOff", "ReplicaRestarts", "StoredLedger", "Sto
 
 
 class ReplicaRestarts(StatusModel):
-    """How often one replica was restarted without a restart of the whole job."""
+    """The restarts of one replica that did not restart the whole job."""
 
     index: int
     count: int
@@ -44,7 +45,7 @@ class StoredRole(StatusModel):
 
 
 class QuotaBackOff(StatusModel):
-    """The back-off of a job without a gang, after a quota has refused some of its pods."""
+    """The back-off state of a job after a quota refused some of its pods."""
 
     refused_since: Timestamp | None = None  # since when pods are refused while the job holds others
     not_before: Timestamp | None = None  # the job has given its pods back: new ones wait for this

@@ -86,7 +86,7 @@ def service_name(job_name: str) -> str:
 
 
 def cluster_host(job_name: str, namespace: str, role: Role, index: int) -> str:
-    """Return the DNS name of a replica inside a cluster, known before its pod exists.
+    """Return the DNS name of a replica in a cluster, which is known before its pod exists.
 
     Notes
     -----
@@ -99,15 +99,15 @@ def cluster_host(job_name: str, namespace: str, role: Role, index: int) -> str:
 
 
 def claim_name(job_name: str, uid: str) -> str:
-    """Return the name of a job's checkpoint claim, which differs for a later job of the same name."""
+    """Return the name of a job's checkpoint claim, which no later job of the same name shares."""
     return f"{job_name}-checkpoint-{uid[:8]}"
 
 
 def server_claim_name(claim: str, server: int) -> str:
-    """Return the name of a parameter server's claim in a job in which each server has its own."""
+    """Return the name of a parameter server's claim, for jobs in which each server has its own."""
     return f"{claim}-pserver-{server}"
 
 
 def gang_name(job_name: str, life: int, uid: str = "") -> str:
-    """Return the gang's name in one life of a job, which includes part of the job's uid if given."""
+    """Return the gang's name, made of the job's name, part of its uid if given, and its restart count."""
     return "-".join((job_name, *((uid[:8],) if uid else ()), str(life)))

@@ -53,8 +53,8 @@ def parse_job(document: Mapping[str, Any]) -> FleetJob:
     Raises
     ------
     InvalidJob
-        The manifest has problems, of which the error lists all. Rules that involve several fields are checked
-        once each field is valid by itself.
+        The manifest is invalid; the error lists all problems. Rules that involve several fields are checked
+        only if each field is valid by itself.
     """
     if not isinstance(document, Mapping):
         found = "nothing" if document is None else f"{type(document).__name__} {document!r:.60}"
@@ -75,7 +75,7 @@ def parse_job(document: Mapping[str, Any]) -> FleetJob:
 
 
 def read_job(stored: Mapping[str, Any], known: FleetJob | None = None) -> FleetJob:
-    """Convert an object that the API server has already validated to a job.
+    """Convert an object from the API server, which has already validated it, to a job.
 
     During an upgrade of the operator, an object may have fields that this build does not know. Unknown fields
     of the spec are dropped, and those of the status are kept.
@@ -111,7 +111,7 @@ def read_job(stored: Mapping[str, Any], known: FleetJob | None = None) -> FleetJ
 
 
 def _is_generation_of(known: FleetJob, metadata: Mapping[str, Any]) -> bool:
-    """Return whether an object has the same spec as a known job, judged by uid and generation."""
+    """Return whether an object has the same uid and generation, and thus the same spec, as a known job."""
     return (known.metadata.uid, known.metadata.generation) == (
         metadata.get("uid"),
         metadata.get("generation"),
@@ -119,7 +119,7 @@ def _is_generation_of(known: FleetJob, metadata: Mapping[str, Any]) -> bool:
 
 
 def _without_unknown_fields(document: Mapping[str, Any], error: ValidationError) -> Mapping[str, Any]:
-    """Return a copy of a document without the fields that a validation error reports as unknown."""
+    """Return a copy of a document without the unknown fields that a validation error reports."""
     document = copy.deepcopy(document)
     for detail in error.errors(include_url=False):
         if detail["type"] == "extra_forbidden":
@@ -132,14 +132,14 @@ def _without_unknown_fields(document: Mapping[str, Any], error: ValidationError)
 
 
 def shown_name(document: Mapping[str, Any]) -> str:
-    """Return the name of a manifest's job for messages."""
+    """Return the name of a manifest's job for use in messages."""
     metadata = document.get("metadata")
     name = metadata.get("name") if isinstance(metadata, dict) else None
     return name if isinstance(name, str) else "without a name"
 
 
 def name_problems(document: Mapping[str, Any]) -> list[Problem]:
-    """Return the problems of a job's name, if it has one."""
+    """Return the problem of a job's name, or an empty list if the name is valid."""
     metadata = document.get("metadata")
     name = metadata.get("name") if isinstance(metadata, dict) else None
     expected = name_problem(name) if isinstance(name, str) and name else None
@@ -174,12 +174,12 @@ def problems_of(error: ValidationError, document: Mapping[str, Any]) -> Iterator
 
 
 def _is_echo(detail: ErrorDetails) -> bool:
-    """Return whether a list counts as too short only because of invalid items that are already reported."""
+    """Return whether an error about a short list only repeats errors in the list's items."""
     return detail["type"] == "too_short" and len(detail["input"]) >= detail["ctx"]["min_length"]
 
 
 def _location(detail: ErrorDetails, document: Mapping[str, Any]) -> tuple[int | str, ...]:
-    """Return the location of an error without pydantic's union members."""
+    """Return the location of an error in the manifest, without pydantic's names of union members."""
     loc = detail["loc"]
     if loc[-1] == "[key]":  # the API server also reports the map as the field of an invalid key
         loc = loc[:-2]
@@ -253,7 +253,7 @@ def _described(location: tuple[int | str, ...]) -> str | None:
 
 
 def _known_fields(location: tuple[int | str, ...]) -> str:
-    """Return a phrase that lists the known fields at an unknown field's location and the closest match."""
+    """Return a phrase with the known fields at an unknown field's location, and the closest match."""
     known = _fields_at(location[:-1])
     close = difflib.get_close_matches(str(location[-1]), known, n=1)
     hint = f" (did you mean {close[0]}?)" if close else ""
@@ -261,7 +261,7 @@ def _known_fields(location: tuple[int | str, ...]) -> str:
 
 
 def _fields_at(location: tuple[int | str, ...]) -> dict[str, FieldInfo]:
-    """Return the fields of the model at a location by their manifest names."""
+    """Return the fields of the model at a location, keyed by their names in the manifest."""
     model: type[BaseModel] = FleetJob
     for part in location:
         held = _fields_of(model).get(str(part))

@@ -61,7 +61,7 @@ class Scheduling(Model):
 
 
 class Gang(StrEnum):
-    """The system that holds back the pods of a job until all of them can run."""
+    """The gang scheduler that holds back a job's pods until all of them can run."""
 
     NONE = "None"
     VOLCANO = "Volcano"
@@ -70,13 +70,13 @@ class Gang(StrEnum):
 
 
 class KueuePolicy(Model):
-    """A queue of Kueue, which admits all pods together. Every restart is a restart of the whole job."""
+    """A Kueue queue, which admits all pods together. Every restart restarts the whole job."""
 
     queue_name: QueueName = Field(description="A LocalQueue in the job's namespace.")
 
 
 class CoschedulingPolicy(Model):
-    """A PodGroup of scheduler-plugins, which schedules the pods together."""
+    """A PodGroup of scheduler-plugins, whose scheduler places the pods together."""
 
     min_member: Pods | None = Field(default=None, description=_MIN_MEMBER)
     schedule_timeout_seconds: Annotated[StrictInt, Field(ge=1, le=MAX_SECONDS)] | None = Field(
@@ -86,14 +86,14 @@ class CoschedulingPolicy(Model):
 
 
 class VolcanoPolicy(Model):
-    """A PodGroup of Volcano, which schedules the pods together."""
+    """A PodGroup of Volcano, whose scheduler places the pods together."""
 
     queue: QueueName | None = Field(default=None, description="A Queue of Volcano. Default: its default.")
     min_member: Pods | None = Field(default=None, description=_MIN_MEMBER)
 
 
 class PodGroupPolicy(Model):
-    """The system that schedules or admits the pods of a job together: exactly one of the fields is set.
+    """The system that schedules or admits a job's pods together; exactly one field is set.
 
     With this policy, all pods are created at once, and startupPolicy has no effect.
     """
@@ -111,7 +111,7 @@ class PodGroupPolicy(Model):
 
     @property
     def gang(self) -> Gang:
-        """The kind of gang that the policy requests."""
+        """The gang scheduler that the policy selects."""
         if self.kueue is not None:
             return Gang.KUEUE
         return Gang.COSCHEDULING if self.coscheduling is not None else Gang.VOLCANO
@@ -124,14 +124,14 @@ class PodGroupPolicy(Model):
 
 
 class PortRange(Model):
-    """A range of ports of a node; both ends are included."""
+    """An inclusive range of ports of a node."""
 
     first: Port = Field(description="The first port.")
     last: Port = Field(description="The last port.")
 
 
 class Tls(Model):
-    """The certificates with which replicas encrypt their traffic and authenticate each other."""
+    """The certificates with which replicas encrypt their traffic and authenticate their peers."""
 
     secret_name: ObjectName = Field(
         description="A Secret in the job's namespace, as cert-manager creates it, with tls.crt, tls.key and"
@@ -145,14 +145,14 @@ class Tls(Model):
 
 
 class NetworkPolicyType(StrEnum):
-    """Whether a job has a NetworkPolicy."""
+    """Whether a NetworkPolicy isolates the job."""
 
     ISOLATED = "Isolated"
     NONE = "None"
 
 
 class NetworkPolicy(Model):
-    """The isolation of a job's pods."""
+    """The setting that isolates a job's pods."""
 
     type: NetworkPolicyType = Field(
         description="Isolated: a NetworkPolicy admits only the job's own pods; the metrics port also admits"

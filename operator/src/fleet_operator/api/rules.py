@@ -1,6 +1,7 @@
-"""The rules that involve several fields, in CEL for the API server and in Python for the operator.
+"""Validation rules that involve several fields: in CEL for the API server, in Python for the operator.
 
-One table holds both forms with a common message, so ``fleetjob validate`` and the API server report the same.
+One table contains both forms with a common message, so ``fleetjob validate`` and the API server report the
+same problems.
 
 The API server also evaluates every rule on each status write, and the cost of selecting a field grows with
 the number of fields in the enclosing object. So each rule is attached to the deepest field that contains
@@ -64,7 +65,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class TransitionRule:
-    """An immutable field of the spec."""
+    """A rule that a field of the spec must not change."""
 
     field: str
     optional: bool  # whether the field may be absent: adding or removing it is a change, too
@@ -72,11 +73,11 @@ class TransitionRule:
 
     @property
     def expected(self) -> str:
-        """The API server's message."""
+        """The error message of the API server."""
         return f"no change of spec.{self.field}: delete the job and create it again"
 
     def validations(self) -> Iterator[Validation]:
-        """Yield the validation rules for the API server; a rule on an absent field is not evaluated."""
+        """Yield the rules for the API server, which does not evaluate a rule on an absent field."""
         if self.contents:
             yield Validation(self.field, "self == oldSelf", self.field, self.expected)
         if self.optional:
@@ -86,7 +87,7 @@ class TransitionRule:
 
 @dataclass(frozen=True, slots=True)
 class ChangeRule:
-    """A condition under which a field of the spec may change."""
+    """A rule that a field of the spec may change only under a condition."""
 
     field: str
     expected: str
@@ -103,7 +104,7 @@ def _is_below(field: str, node: str) -> bool:
 
 
 def _what_runs(template: str) -> tuple[TransitionRule, TransitionRule, TransitionRule, TransitionRule]:
-    """Return the rules that no template may be added or removed, nor may its containers or volumes change."""
+    """Return the rules that forbid adding or removing a template and changing its containers or volumes."""
     return (
         TransitionRule(template, optional=True, contents=False),
         TransitionRule(f"{template}.spec.containers", optional=False),
@@ -154,7 +155,7 @@ def _unchanged(field: str) -> str:
 
 
 def _placed(field: str) -> ChangeRule:
-    """Return a rule that a pod-placement field may change only while the job has no pods."""
+    """Return a rule that lets a pod-placement field change only while the job has no pods."""
     return ChangeRule(
         field=field,
         expected=(
@@ -207,7 +208,7 @@ CHANGES = (
 
 
 def name_problem(name: str) -> str | None:
-    """Return what is expected of a job's name if it is invalid, or None if it is valid."""
+    """Return what a job's name must look like if it is invalid, or None if it is valid."""
     if len(name) > MAX_NAME_LENGTH:
         return (
             f"at most {MAX_NAME_LENGTH} characters: names of pods are made of it (this one has {len(name)})"
@@ -269,7 +270,7 @@ def _pod_groups(policy: PodGroupPolicy | None) -> list[str]:
 
 
 def _fits_in_the_job(name: str, gang: Gang) -> Rule:
-    """Return the rule that a pod group is no larger than the job."""
+    """Return the rule that a pod group must not be larger than the job."""
     return Rule(
         field=f"podGroupPolicy.{name}.minMember",
         expected="at most as many pods as the job has",

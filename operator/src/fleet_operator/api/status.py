@@ -1,7 +1,7 @@
-"""The status of a job: everything that the operator reports and stores about it.
+"""The status of a job: everything that the operator reports about it or stores for itself.
 
-A plan is made from the spec, from the objects in the cluster and from the status; nothing else is stored.
-Times have whole seconds, as in Kubernetes, so that a status that is written and read again is equal.
+A plan is made from the spec, from the objects in the cluster and from the status; nothing else is stored. As
+in Kubernetes, times have whole seconds, so that a status does not change when it is written and read again.
 """
 
 # No `from __future__ import annotations` here: pydantic reads the annotations when the class is made.
@@ -41,12 +41,12 @@ class JobState(StrEnum):
 
     @property
     def final(self) -> bool:
-        """True if the state is final."""
+        """True if a job in this state has finished."""
         return self in (JobState.SUCCEEDED, JobState.FAILED)
 
 
 class ConditionType(StrEnum):
-    """The types of conditions. At most one of the last two, those of batch/v1 Job, is ever True."""
+    """The types of conditions. Complete and Failed, as in batch/v1 Job, are never both True."""
 
     PODS_CREATED = "PodsCreated"
     RUNNING = "Running"
@@ -137,7 +137,7 @@ class LastFailure(StatusModel):
 
 
 class TableStatistics(StatusModel):
-    """An embedding table, summed over all parameter servers."""
+    """The statistics of an embedding table, summed over all parameter servers."""
 
     name: str = Field(description="The table's name.")
     rows: int = Field(description="Rows that have been updated; other rows use no memory.")
@@ -152,7 +152,7 @@ class TableStatistics(StatusModel):
 
 
 class JobProgress(StatusModel):
-    """The progress of the training, as trainer 0 reports it, or else its runtime's step."""
+    """The training progress that trainer 0 reports, or else its runtime's own step count."""
 
     percentage: int | None = Field(default=None, description="Steps made, as a percentage of totalSteps.")
     step: int | None = Field(default=None, description="The number of steps made.")
@@ -168,12 +168,12 @@ class JobProgress(StatusModel):
 
     @property
     def summary(self) -> str:
-        """The progress in a word or two: 42%, or step 120 if the total is unknown."""
+        """The progress in short: 42%, or step 120 if the total is unknown."""
         return f"step {self.step}" if self.percentage is None else f"{self.percentage}%"
 
 
 class Columns(StatusModel):
-    """The texts of the columns of kubectl get; programs read roles and progress."""
+    """The texts that kubectl get shows in its columns; programs should read roles and progress instead."""
 
     pservers: str | None = Field(default=None, description="Ready or completed, of those wanted: 2/2.")
     trainers: str | None = Field(default=None, description="Running or completed, of those wanted: 2/2.")
@@ -183,7 +183,7 @@ class Columns(StatusModel):
 
 
 class FleetJobStatus(StatusModel):
-    """The present state of a job."""
+    """The current state of a job."""
 
     observed_generation: int | None = Field(
         default=None,
@@ -240,7 +240,7 @@ class FleetJobStatus(StatusModel):
         return condition is not None and condition.status is ConditionStatus.TRUE
 
     def role(self, role: Role) -> RoleStatus:
-        """Return the status of a role, or an empty one if it is unknown."""
+        """Return the status of a role, or an empty status if there is none."""
         return next((each for each in self.roles if each.role == role), RoleStatus(role=role))
 
     @property

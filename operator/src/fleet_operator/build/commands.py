@@ -57,7 +57,7 @@ def script_of(words: Sequence[str]) -> str | None:
 
 
 def unlaunched_sentence(job: FleetJob) -> str | None:
-    """Return a warning if a pod with several processes runs its script only once, directly with python."""
+    """Return a warning if python starts the script only once in a pod that should run several processes."""
     path, words = _trainers_command(job)
     script = _own_script(words) if words else None
     if job.nproc_per_node == 1 or script is None or not script.endswith(".py"):
@@ -71,7 +71,7 @@ def unlaunched_sentence(job: FleetJob) -> str | None:
 
 
 def one_machine_sentence(job: FleetJob) -> str | None:
-    """Return a warning if a launcher in a job of several pods is configured for one machine, else None."""
+    """Return a warning if the launcher of a multi-pod job is configured for one machine, else None."""
     path, words = _trainers_command(job)
     num_pods = job.replicas(Role.TRAINER)
     if job.spec.mode is not Mode.COLLECTIVE or num_pods == 1 or not words:
@@ -96,13 +96,13 @@ def one_machine_sentence(job: FleetJob) -> str | None:
 
 
 def _is_for_one_machine(options: Mapping[str, str]) -> bool:
-    """Return whether options without a config file make accelerate start several processes on one host."""
+    """Return whether accelerate, without a config file, starts several processes on one host."""
     several = _ACCELERATE_SEVERAL & options.keys() and "config_file" not in options
     return bool(several) and options.get("num_machines", "1") == "1"
 
 
 def _launcher_options(words: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """Return a launcher's name and its options; an option without ``=`` is followed by its value."""
+    """Return a launcher's name and options; an option without ``=`` gets the next word as its value."""
     program, *rest = words
     name = program.rpartition("/")[2]
     if _PYTHON.fullmatch(name):
@@ -117,7 +117,7 @@ def _launcher_options(words: Sequence[str]) -> tuple[str, dict[str, str]]:
 
 
 def _trainers_command(job: FleetJob) -> tuple[str, list[str]]:
-    """Return the path to the trainers' command, and the command with args; empty for the image's default."""
+    """Return the path of the field with the trainers' command, and the command with its arguments, if any."""
     container = job.template(Role.TRAINER).main_container
     command, args = (_words((container.model_extra or {}).get(name)) for name in ("command", "args"))
     part = "template" if job.spec.trainer.template is None else "trainer.template"
@@ -127,13 +127,13 @@ def _trainers_command(job: FleetJob) -> tuple[str, list[str]]:
 
 
 def _words(written: object) -> list[str]:
-    """Return `written` if it is a list of strings, otherwise []: the API server rejects other values."""
+    """Return the value if it is a list of strings, else an empty list; the API server rejects others."""
     words = written if isinstance(written, list) else []
     return words if all(isinstance(each, str) for each in words) else []
 
 
 def _own_script(words: Sequence[str]) -> str | None:
-    """Return the script that python runs directly, or None for a module, inline code or other programs."""
+    """Return the script that python runs directly, or None for a module, inline code or another program."""
     program, *rest = words
     module, left = _python_runs(rest)
     runs_script = _PYTHON.fullmatch(program.rpartition("/")[2]) and not module and left

@@ -1,4 +1,4 @@
-"""The environment contract, which assigns each replica its role; ``contract/env/*.yaml`` has examples.
+"""The environment of each replica, which assigns its role; ``contract/env/*.yaml`` has examples.
 
 Parameter-server variables are absent in mode Collective and vice versa, because PaddleCloudRoleMaker chooses
 its path by the variables that it finds. For the same reason ``PADDLE_TRAINER_IPS`` is never set in
@@ -37,7 +37,7 @@ _ROLE_INDEX = {Role.PSERVER: "PADDLE_PSERVER_ID", Role.TRAINER: "PADDLE_TRAINER_
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The values in a replica's environment that depend on its current start.
+    """The environment values that change each time a replica starts.
 
     Attributes
     ----------
@@ -66,9 +66,10 @@ FIRST_START = Start()
 
 @dataclass(frozen=True)
 class Peers:
-    """The lists of a job's hosts and endpoints, which are part of every replica's environment.
+    """The hosts and endpoints of a job's replicas, which every replica's environment lists.
 
-    One instance serves all replicas of a job: a list that each of them computed would make a plan quadratic.
+    One instance serves all replicas of a job: if each replica computed its own list, the time for a plan
+    would be quadratic.
 
     Attributes
     ----------
@@ -178,7 +179,7 @@ def role_env(
 
 
 def _grace(job: FleetJob, role: Role) -> dict[str, str]:
-    """Return the variable that gives the script's time to save and exit, if the template sets it."""
+    """Return the variable with the time the script has to save and exit, if the template sets that time."""
     seconds = (job.template(role).spec.model_extra or {}).get("terminationGracePeriodSeconds")
     return {"FLEET_GRACE_SECONDS": str(seconds)} if role is Role.TRAINER and isinstance(seconds, int) else {}
 
@@ -239,7 +240,7 @@ def _collective(job: FleetJob, index: int, peers: Peers) -> dict[str, str]:
 
 
 def _patience(job: FleetJob) -> str:
-    """Return torchrun's rendezvous options, with time-outs that give other pods time to pull their images.
+    """Return torchrun's rendezvous options; their time-outs allow the other pods to pull their images.
 
     ``timeout`` is for the static backend; c10d has one limit until all have joined, and one for its store.
     """
@@ -254,9 +255,10 @@ def _listed(
     *,
     slots: int = 1,
 ) -> str:
-    """Return a list of each replica's entries, or a pattern if the list would be long.
+    """Return a list with an entry for each replica, or a pattern if the list would be long.
 
-    Linux limits an environment variable to 128 KiB, and a pod's manifest repeats this one in each container.
+    Linux limits an environment variable to 128 KiB, and a pod's manifest repeats the variable in each
+    container.
 
     Parameters
     ----------
@@ -282,7 +284,7 @@ def _listed(
 
 
 def _port_pattern(ports: Sequence[int], slots: int) -> str:
-    """Return the ports of the first pod's processes, and the offset between consecutive pods."""
+    """Return the ports of the first pod's processes, and the offset between the ports of consecutive pods."""
     apart = ports[1] - ports[0] if len(ports) > 1 else 0
     if slots == 1 and apart == 0:
         return str(ports[0])
@@ -290,7 +292,7 @@ def _port_pattern(ports: Sequence[int], slots: int) -> str:
 
 
 def overwritten_sentence(job: FleetJob) -> str | None:
-    """Return a warning about the template's variables that the job overrides, or None if there are none."""
+    """Return a warning about variables in the template that the job overrides, or None."""
     fields = dict.fromkeys(field for role in job.roles for field in _overwritten(job, role))
     if not fields:
         return None

@@ -1,4 +1,4 @@
-"""The objects that a job may need in addition to its pods and its Service."""
+"""The objects that a job may need besides its pods and its Service."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def asks_for_network_policy(job: FleetJob) -> bool:
 
 
 def wants_network_policy(job: FleetJob) -> bool:
-    """Return whether a job gets a NetworkPolicy: yes, unless it opts out or uses the host network."""
+    """Return whether a job gets a NetworkPolicy: the default, except on the host network."""
     if (asked := _policy_type(job)) is not None:
         return asked is NetworkPolicyType.ISOLATED
     return job.spec.network is None or not job.spec.network.host_network
@@ -49,7 +49,7 @@ def _policy_type(job: FleetJob) -> NetworkPolicyType | None:
 
 
 def build_network_policy(job: FleetJob, readers: Sequence[Mapping[str, Any]] | None = ()) -> dict[str, Any]:
-    """Return the manifest of a job's NetworkPolicy.
+    """Return the NetworkPolicy of a job.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ def build_network_policy(job: FleetJob, readers: Sequence[Mapping[str, Any]] | N
 
 
 def _reading(readers: Sequence[Mapping[str, Any]] | None, ports: Sequence[int]) -> list[dict[str, Any]]:
-    """Return the ingress rules for readers, or none for an empty list: an empty ``from`` admits everyone."""
+    """Return the ingress rules for metrics readers: None admits everyone, an empty list admits nobody."""
     shown = {"ports": [{"port": port, "protocol": "TCP"} for port in ports]}
     if readers is None:
         return [shown]
@@ -98,7 +98,7 @@ def _most(job: FleetJob, role: Role) -> int:
 
 
 def build_disruption_budget(job: FleetJob) -> dict[str, Any] | None:
-    """Return the manifest of the servers' PodDisruptionBudget if the job requests one, else None.
+    """Return the PodDisruptionBudget of the parameter servers, or None if the job requests none.
 
     The budget counts whole pods (``minAvailable``): percentages and ``maxUnavailable`` would be relative to
     the scale of the pods' owner, which is the number of trainers.
@@ -127,7 +127,7 @@ def build_disruption_budget(job: FleetJob) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, slots=True)
 class Extra:
-    """An additional object of a job, with the field that requests it.
+    """An additional object of a job, and the field of the manifest that requests it.
 
     Attributes
     ----------
@@ -151,7 +151,7 @@ class Extra:
 
     @property
     def made_from(self) -> str | None:
-        """The digest of the desired state, which reveals outdated objects; claims have none."""
+        """The digest of the desired state, used to detect outdated objects; None for claims."""
         said: str | None = self.manifest["metadata"].get("annotations", {}).get(ANNOTATION_MADE_FROM)
         return said
 
@@ -159,7 +159,7 @@ class Extra:
 def build_extras(
     job: FleetJob, life: int, *, readers: Sequence[Mapping[str, Any]] = (), metrics_open: bool = False
 ) -> tuple[Extra, ...]:
-    """Return the objects that must exist before the pods in one life of a job.
+    """Return the objects that must exist before the job's pods.
 
     Parameters
     ----------
@@ -190,10 +190,10 @@ def build_extras(
 
 
 def _signed(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Return an object annotated with the digest of its desired state.
+    """Return an object with the digest of its desired state as an annotation.
 
-    The stored object cannot be compared instead: the API server adds defaults, and webhooks and people change
-    it.
+    The stored object itself cannot be compared, because the API server adds defaults, and webhooks and people
+    may change it.
     """
     digest = sha256(json.dumps(manifest["spec"], sort_keys=True).encode()).hexdigest()[:16]
     metadata = manifest["metadata"]

@@ -1,4 +1,4 @@
-"""Gang scheduling: the PodGroup of a job, and the membership of its pods.
+"""Gang scheduling: a job's PodGroup, and the labels that make pods its members.
 
 A restart of the whole job starts a new gang, whose pods are scheduled together again.
 """
@@ -27,20 +27,20 @@ _UNITS: Final = {f"{letter}i": Decimal(1024**power) for power, letter in enumera
 
 
 class GangScheduler(Protocol):
-    """A scheduler that places the pods of a gang together."""
+    """A scheduler that starts the pods of a gang together."""
 
     def pod_group(self, job: FleetJob) -> dict[str, Any] | None:
-        """Return the apiVersion and the spec of the PodGroup, or None if the scheduler uses none."""
+        """Return the apiVersion and spec of the PodGroup, or None if the scheduler uses no PodGroup."""
 
     def join(self, pod: dict[str, Any], job: FleetJob, name: str) -> None:
-        """Make a pod a member of the gang with this name."""
+        """Make a pod a member of the gang."""
 
 
 class Volcano:
-    """Volcano, with its own scheduler and PodGroup."""
+    """The Volcano scheduler and its PodGroup."""
 
     def pod_group(self, job: FleetJob) -> dict[str, Any] | None:
-        """Return the apiVersion and the spec of the PodGroup."""
+        """Return the apiVersion and spec of Volcano's PodGroup."""
         spec: dict[str, Any] = {"minMember": job.min_member, **_min_resources(job)}
         policy, scheduling = job.spec.pod_group_policy, job.spec.scheduling
         if policy is not None and policy.volcano is not None and policy.volcano.queue is not None:
@@ -50,16 +50,16 @@ class Volcano:
         return {"apiVersion": "scheduling.volcano.sh/v1beta1", "spec": spec}
 
     def join(self, pod: dict[str, Any], job: FleetJob, name: str) -> None:  # noqa: ARG002  the name says all
-        """Make a pod a member of the gang."""
+        """Make a pod a member of Volcano's PodGroup."""
         pod["metadata"]["annotations"]["scheduling.k8s.io/group-name"] = name
         pod["spec"].setdefault("schedulerName", "volcano")
 
 
 class Coscheduling:
-    """The coscheduling plugin of kubernetes-sigs/scheduler-plugins."""
+    """The coscheduling plugin of kubernetes-sigs/scheduler-plugins, and its PodGroup."""
 
     def pod_group(self, job: FleetJob) -> dict[str, Any] | None:
-        """Return the apiVersion and the spec of the PodGroup."""
+        """Return the apiVersion and spec of the plugin's PodGroup."""
         spec: dict[str, Any] = {"minMember": job.min_member, **_min_resources(job)}
         policy = job.spec.pod_group_policy.coscheduling if job.spec.pod_group_policy is not None else None
         if policy is not None and policy.schedule_timeout_seconds is not None:
@@ -67,20 +67,20 @@ class Coscheduling:
         return {"apiVersion": "scheduling.x-k8s.io/v1alpha1", "spec": spec}
 
     def join(self, pod: dict[str, Any], job: FleetJob, name: str) -> None:  # noqa: ARG002  the name says all
-        """Make a pod a member of the gang."""
+        """Make a pod a member of the plugin's PodGroup."""
         pod["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] = name
         pod["spec"].setdefault("schedulerName", "scheduler-plugins-scheduler")
 
 
 class Kueue:
-    """Kueue's groups of plain pods, which Kueue's webhook holds back until a queue admits the whole group."""
+    """Kueue's groups of plain pods, held back by a webhook until a queue admits the whole group."""
 
     def pod_group(self, job: FleetJob) -> dict[str, Any] | None:  # noqa: ARG002  Kueue creates its own objects
-        """Return None, because Kueue reads the pods' labels."""
+        """Return None, because Kueue needs no PodGroup: it reads the pods' labels."""
         return None
 
     def join(self, pod: dict[str, Any], job: FleetJob, name: str) -> None:
-        """Make a pod a member of the gang."""
+        """Make a pod a member of Kueue's pod group."""
         pod["metadata"]["labels"] |= {
             LABEL_QUEUE: job.queue_name or "",
             "kueue.x-k8s.io/pod-group-name": name,
@@ -99,10 +99,10 @@ class Kueue:
 
 
 def _min_resources(job: FleetJob) -> dict[str, Any]:
-    """Return the field minResources: the sum of a gang's requests, empty if its pods request nothing.
+    """Return the field minResources: the sum of the gang's requests, or nothing if it is zero.
 
-    With it, the scheduler does not begin to place a gang for which the cluster has no room. If minMember does
-    not cover all pods, it covers the servers first, because trainers wait for them.
+    With this field, the scheduler does not start placing a gang for which the cluster has too few resources.
+    If minMember does not cover all pods, it covers the servers first, because trainers wait for them.
     """
     servers = min(job.replicas(Role.PSERVER), job.min_member)
     numbers = {Role.PSERVER: servers, Role.TRAINER: job.min_member - servers}
@@ -117,7 +117,7 @@ def _min_resources(job: FleetJob) -> dict[str, Any]:
 
 
 def requests_of(job: FleetJob, role: Role) -> dict[str, Decimal]:
-    """Return the requests of a role's pod, as Kubernetes computes them, without the pod's overhead.
+    """Return the effective resource requests of a role's pod, excluding pod overhead.
 
     The requests of containers that run together are added. An init container counts if it requests more.
 
@@ -146,7 +146,7 @@ def requests_of(job: FleetJob, role: Role) -> dict[str, Decimal]:
 
 
 def _requests(container: Mapping[str, Any]) -> dict[str, Decimal]:
-    """Return a container's requests; a limit without a request counts as the request."""
+    """Return a container's resource requests; a limit without a request counts as a request."""
     resources = container.get("resources") or {}
     asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
     return {name: _amount(quantity) for name, quantity in asked.items()}
@@ -177,7 +177,7 @@ _SCHEDULERS: dict[Gang, GangScheduler] = {
 
 
 def build_pod_group(job: FleetJob, life: int) -> dict[str, Any] | None:
-    """Return the manifest of a PodGroup for one life of a job, if the scheduler uses one.
+    """Return the PodGroup of a job, or None if its scheduler uses no PodGroup.
 
     Parameters
     ----------
@@ -200,7 +200,7 @@ def build_pod_group(job: FleetJob, life: int) -> dict[str, Any] | None:
 
 
 def join_gang(pod: dict[str, Any], job: FleetJob, life: int) -> None:
-    """Make a pod a member of its job's gang, if there is one."""
+    """Make a pod a member of its job's gang, if the job uses gang scheduling."""
     scheduler = _SCHEDULERS.get(job.gang)
     if scheduler is not None:
         scheduler.join(pod, job, job.gang_name(life))

@@ -1,4 +1,4 @@
-"""The placement of a pod: its nodes, its priority, its devices, and whether it uses the host network."""
+"""Pod placement: nodes, priority, devices and the host network."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FLIGHT_RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT"
 
 
 def place(spec: dict[str, Any], container: dict[str, Any], job: FleetJob, role: Role) -> None:
-    """Apply the job's placement to a pod; if both set a field, the template takes precedence.
+    """Apply the job's placement to a pod; fields of the pod template take precedence.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ def place(spec: dict[str, Any], container: dict[str, Any], job: FleetJob, role: 
 
 
 def _schedule(spec: dict[str, Any], scheduling: Scheduling) -> None:
-    """Restrict the pod to certain nodes and set its priority."""
+    """Restrict the pod to the job's nodes, and set its priority."""
     if scheduling.node_selector:
         spec["nodeSelector"] = {**spec.get("nodeSelector", {}), **scheduling.node_selector}
     if scheduling.tolerations:
@@ -58,7 +58,7 @@ def _schedule(spec: dict[str, Any], scheduling: Scheduling) -> None:
 
 
 def _equip(container: dict[str, Any], job: FleetJob) -> None:
-    """Request the devices of a trainer."""
+    """Request a trainer's devices."""
     if (devices := job.spec.trainer.devices) is not None:
         resources = container.setdefault("resources", {})
         resources.setdefault("limits", {})[devices.resource_name] = devices.count
@@ -69,14 +69,14 @@ def _equip(container: dict[str, Any], job: FleetJob) -> None:
 
 
 def _tell_address(container: dict[str, Any]) -> None:
-    """Set the variable with the address at which peers reach the pod, unless the template sets one."""
+    """Set the variable with the address at which peers reach the pod, unless the template sets it."""
     env = container["env"]
     if all(entry["name"] != _ADDRESS for entry in env):
         env.append({"name": _ADDRESS, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}})
 
 
 def _nccl(job: FleetJob) -> dict[str, str]:
-    """Return the variables that make NCCL report failures; dumps go to the checkpoint volume, if any."""
+    """Return the variables that make NCCL report failures and write dumps to the checkpoint volume."""
     if job.spec.mode is not Mode.COLLECTIVE:
         return _NCCL
     checkpoint = job.spec.checkpoint
@@ -87,9 +87,9 @@ def _nccl(job: FleetJob) -> dict[str, str]:
 
 
 def _share_memory(spec: dict[str, Any], container: dict[str, Any], job: FleetJob) -> None:
-    """Mount memory at /dev/shm if a trainer needs more than the container runtime's 64 MiB.
+    """Mount a larger /dev/shm if a trainer needs more than the container runtime's 64 MiB.
 
-    NCCL, gloo and the workers of a DataLoader exchange tensors there.
+    NCCL, gloo and the workers of a DataLoader exchange tensors through it.
     """
     size = job.spec.trainer.shared_memory
     mounts = container.get("volumeMounts", [])
@@ -105,7 +105,7 @@ def _share_memory(spec: dict[str, Any], container: dict[str, Any], job: FleetJob
 
 
 def _has_devices(container: dict[str, Any]) -> bool:
-    """Return whether the job, the template or a claim gives a container devices such as GPUs.
+    """Return whether a container gets devices such as GPUs from the job, the template or a claim.
 
     A device plugin's resources have a domain in their names.
     """

@@ -43,7 +43,7 @@ _UNITS = {"m": Decimal("0.001"), "": Decimal(1), "k": Decimal(1000)}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PodBuilder:
-    """Builds the pod of one replica when it is called.
+    """Builds one replica's pod on each call.
 
     A plan may create 1,700 pods, and all of their manifests at once would take much memory. Two builders are
     equal if their manifests are equal.
@@ -67,12 +67,12 @@ class PodBuilder:
     peers: Peers
 
     def __call__(self) -> dict[str, Any]:
-        """Return the manifest."""
+        """Return the pod's manifest."""
         peers = self.peers
         return build_pod(peers.job, self.role, self.index, self.attempt, peers.hosts, self.start, peers=peers)
 
     def __eq__(self, other: object) -> bool:
-        """Return whether the other builder builds the same manifest."""
+        """Return whether two builders build the same manifest."""
         return self() == other() if isinstance(other, PodBuilder) else NotImplemented
 
     __hash__ = None  # type: ignore[assignment]
@@ -138,7 +138,7 @@ def build_pod(
 
 
 def _spec(job: FleetJob, role: Role, index: int, env: dict[str, str], own: ReplicaPorts) -> dict[str, Any]:
-    """Return the template's spec, extended for a replica with the given environment."""
+    """Return the template's pod spec with a replica's environment and settings added."""
     template = job.template(role)
     spec = template.spec.to_manifest()
     main = next(each for each in spec["containers"] if each["name"] == template.main_container.name)
@@ -156,14 +156,14 @@ def _spec(job: FleetJob, role: Role, index: int, env: dict[str, str], own: Repli
 
 
 def _complete_container(container: dict[str, Any], env: dict[str, str]) -> None:
-    """Add the environment before the container's own variables, so that these may refer to it."""
+    """Add a replica's variables before the container's own, which may then refer to them."""
     container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     own = [entry for entry in container.get("env", []) if entry["name"] not in env]
     container["env"] = [{"name": name, "value": value} for name, value in env.items()] + own
 
 
 def _complete_main(container: dict[str, Any], job: FleetJob, role: Role, own: ReplicaPorts) -> None:
-    """Add the ports, a server's probe, and the number of threads to the main container."""
+    """Add ports, a server's readiness probe, and the thread count to the main container."""
     ports = container.setdefault("ports", [])
     taken = {entry.get("containerPort") for entry in ports} | {entry.get("name") for entry in ports}
     ports += [
@@ -183,7 +183,7 @@ def _complete_main(container: dict[str, Any], job: FleetJob, role: Role, own: Re
 
 
 def _wanted_ports(job: FleetJob, role: Role, own: ReplicaPorts) -> Iterator[tuple[str, int]]:
-    """Yield a replica's named ports; on the host network, those of all its processes."""
+    """Yield the named ports of a replica; on the host network, those of all its processes."""
     if role is listening_role(job):
         yield role.value, own.first
         if job.host_ports is not None and role is Role.TRAINER:
@@ -193,9 +193,9 @@ def _wanted_ports(job: FleetJob, role: Role, own: ReplicaPorts) -> Iterator[tupl
 
 
 def _num_threads(container: dict[str, Any], num_processes: int) -> int | None:
-    """Return each process's share of the CPU limit, rounded up, or None without a valid limit.
+    """Return each process's share of the CPU limit, rounded up, or None if the limit is missing or invalid.
 
-    By default, torch starts one thread for each core of the node, and the limit then throttles them.
+    By default, torch starts one thread for each core of the node, which the CPU limit would throttle.
     """
     limit = str(((container.get("resources") or {}).get("limits") or {}).get("cpu", ""))
     unit = limit[-1:] if limit[-1:] in _UNITS else ""

@@ -1,4 +1,4 @@
-"""The ports of a replica: the manifest's ports or, on the host network, a separate block of ports.
+"""The ports of a replica: those in the manifest or, on the host network, a block of its own.
 
 Pods that share their node's network must not share ports. Each replica gets a block of the range by its index
 in the job, so its peers know its ports before it exists and on any node. Jobs start at different
@@ -39,7 +39,7 @@ class ReplicaPorts(NamedTuple):
 
 
 def listening_role(job: FleetJob) -> Role:
-    """Return the role whose replicas listen and whose ports all replicas need to know."""
+    """Return the role whose ports all replicas must know, because its replicas accept connections."""
     return Role.TRAINER if job.spec.mode is Mode.COLLECTIVE else Role.PSERVER
 
 
@@ -71,7 +71,7 @@ def replica_ports(job: FleetJob, role: Role, index: int, assigned: tuple[int, ..
 
 
 def port_blocks(job: FleetJob, role: Role) -> PortBlocks | None:
-    """Return the ports of a role's replicas, from the ledger or newly selected; None without `host_ports`."""
+    """Return the host ports of a role's replicas, from the ledger or newly chosen; None if not configured."""
     ports = job.host_ports
     if ports is None:
         return None
@@ -85,7 +85,7 @@ def port_blocks(job: FleetJob, role: Role) -> PortBlocks | None:
 
 
 def first_ports(job: FleetJob, role: Role, assigned: tuple[int, ...] = ()) -> list[int]:
-    """Return the first port of each of a role's replicas."""
+    """Return the first port of each replica of a role."""
     if job.host_ports is not None and role is listening_role(job) and len(assigned) == job.replicas(role):
         return list(assigned)
     blocks = port_blocks(job, role)
@@ -95,7 +95,7 @@ def first_ports(job: FleetJob, role: Role, assigned: tuple[int, ...] = ()) -> li
 
 
 def assigned_ports(env: Mapping[str, str | None]) -> tuple[int, ...]:
-    """Return each listening replica's first port, from the environment that `role_env` gave a pod."""
+    """Return each listening replica's first port, read from the environment of a pod."""
     listed = env.get("PADDLE_PSERVERS_IP_PORT_LIST") or env.get("PADDLE_TRAINER_ENDPOINTS") or ""
     slots = env.get("LOCAL_WORLD_SIZE") or "1"
     return _first_of_each(listed, int(slots)) if listed and slots.isdecimal() and int(slots) else ()
@@ -103,7 +103,7 @@ def assigned_ports(env: Mapping[str, str | None]) -> tuple[int, ...]:
 
 @lru_cache(maxsize=256)
 def _first_of_each(listed: str, slots: int) -> tuple[int, ...]:
-    """Return the port of each replica's first endpoint. Cached because a job's pods share the list."""
+    """Return the port of each replica's first endpoint; cached, because a job's pods share one list."""
     if (pattern := _PATTERN.search(listed)) is not None:
         last, first, apart = (int(each) for each in pattern.groups())
         return tuple(range(first, first + last * apart + 1, apart))

@@ -29,7 +29,7 @@ def job_labels(job: FleetJob) -> dict[str, str]:
 
 
 def owner_references(job: FleetJob) -> list[dict[str, Any]]:
-    """Return the owner reference that makes an object belong to a job and be deleted with it.
+    """Return an owner reference to a job, with which Kubernetes deletes the object along with the job.
 
     ``blockOwnerDeletion`` makes a foreground deletion of the job wait for the object. If the API server
     enforces it, setting it requires the right to update the job's finalizers (docs/adr/0079).
@@ -47,15 +47,15 @@ def owner_references(job: FleetJob) -> list[dict[str, Any]]:
 
 
 class Hosts(Protocol):
-    """Maps a replica to its host: a name or an address, without a port."""
+    """Maps a replica to its host name or address, without a port."""
 
     def __call__(self, role: Role, index: int, /) -> str:
-        """Return a replica's host; the string is always the same for the same replica."""
+        """Return a replica's host; the same replica always has the same host."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterHosts:
-    """Returns the replicas' DNS names under the job's headless Service."""
+    """Maps replicas to their DNS names under the job's headless Service."""
 
     job: FleetJob
 
@@ -65,7 +65,7 @@ class ClusterHosts:
 
 
 def build_service(job: FleetJob) -> dict[str, Any]:
-    """Return the manifest of a job's headless Service.
+    """Return the headless Service of a job.
 
     The Service publishes pods that are not ready: replicas find each other while they start, and a replica
     that fails a probe keeps its DNS name.

@@ -1,4 +1,4 @@
-"""The volumes that the operator adds to pods: checkpoints, which outlive the pods, and certificates."""
+"""The volumes that the operator adds to pods: persistent ones for checkpoints, and certificates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CHECKPOINT_VOLUME = "fleet-checkpoint"
 
 
 def build_claims(job: FleetJob) -> list[dict[str, Any]]:
-    """Return a job's PersistentVolumeClaims: one for the job, one per parameter server, or none.
+    """Return a job's PersistentVolumeClaims: none, one for the job, or one per parameter server.
 
     A claim that outlives its job has no owner. Because its name contains a part of the job's uid, a later job
     of the same name neither finds nor changes the weights in it, unless its manifest names the claim.
@@ -84,7 +84,7 @@ _TLS_MODE: Final = 0o444
 
 
 def tls_env(job: FleetJob) -> dict[str, str]:
-    """Return the variables that locate a replica's certificates; empty for a job without TLS."""
+    """Return the variables with the paths of a replica's certificates; empty without TLS."""
     tls = job.tls
     if tls is None:
         return {}
@@ -92,7 +92,7 @@ def tls_env(job: FleetJob) -> dict[str, str]:
 
 
 def mount_certificates(spec: dict[str, Any], container: dict[str, Any], job: FleetJob) -> None:
-    """Mount the whole Secret in a pod's main container, so that the kubelet updates its files.
+    """Mount the Secret in a pod's main container, as a whole so that renewals appear there.
 
     Parameters
     ----------

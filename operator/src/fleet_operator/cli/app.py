@@ -1,4 +1,4 @@
-"""The command line ``fleetjob``, also ``kubectl fleet``: its local commands, and its error messages."""
+"""The ``fleetjob`` command line, also ``kubectl fleet``: local commands and error messages."""
 
 # No `from __future__ import annotations` here: Typer reads these annotations.
 import json

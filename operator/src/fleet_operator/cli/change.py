@@ -1,4 +1,4 @@
-"""The commands that change a job on a cluster: ``submit``, ``suspend``, ``resume``, ``scale``, ``delete``."""
+"""The commands that change jobs on a cluster: ``submit``, ``suspend``, ``resume``, ``scale``, ``delete``."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def scale(session: Session, name: str, *, trainers: int, say: Callable[[st
 async def delete(
     session: Session, name: str, *, wait: bool, timeout_seconds: float, say: Callable[[str], None]
 ) -> int:
-    """Delete a job; with `wait`, return once its pods are gone."""
+    """Delete a job; with `wait`, return only when its pods are gone."""
     await session.delete(name, wait_seconds=timeout_seconds if wait else None)
     say(f"FleetJob {name} {'deleted' if wait else 'is being deleted'}")
     return 0

@@ -1,4 +1,4 @@
-"""The ``run`` command: the display during a run, and the summary and loss curves after it."""
+"""The ``run`` command: shows progress during a run, and a summary and loss curves afterwards."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def run_command(
 
 
 def _last_words(result: RunResult, logs: Path) -> list[str]:
-    """Return the end of the log of the replica that made the job fail, and the log's path."""
+    """Return the end of the failed replica's log, and the log's path."""
     replica = result.failing
     if replica is None or replica.pod is None:
         return []
@@ -107,7 +107,7 @@ def _last_words(result: RunResult, logs: Path) -> list[str]:
 
 
 def _draw(result: RunResult, path: Path, display: Display) -> Picture | str:
-    """Draw the loss curves and write them to a file; return the curves, or why there are none."""
+    """Plot the loss curves to a file; return the curves, or the reason if they cannot be drawn."""
     curves = {
         replica.name: replica.progress.history
         for replica in result.view.replicas.values()
@@ -130,7 +130,7 @@ def _draw(result: RunResult, path: Path, display: Display) -> Picture | str:
 
 
 def _write_page(result: RunResult, logs: Path, picture: Picture | str, display: Display) -> None:
-    """Write the summary as an HTML page to the log folder."""
+    """Write the summary to the log folder as an HTML page."""
     tails: dict[str, list[str]] = {}
     for replica in result.view.replicas.values():
         with contextlib.suppress(FileNotFoundError):  # the replica was never started, and has no log

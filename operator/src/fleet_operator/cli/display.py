@@ -1,4 +1,4 @@
-"""The display of a run: a live table on a terminal, plain lines otherwise. Both use standard error."""
+"""The display of a run on standard error: a live table on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ PROGRESS_SECONDS = 5.0
 
 
 class Display(Protocol):
-    """A display of a run."""
+    """Shows the events and the progress of a run."""
 
     def say(self, line: str) -> None:
-        """Show one line immediately."""
+        """Print a line immediately."""
 
     def showing(self, view: JobView) -> contextlib.AbstractContextManager[None]:
-        """Show `view` within the ``with`` block."""
+        """Show a job's state within the ``with`` block."""
 
     def refresh(self) -> None:
         """Update the display; called several times a second."""
 
 
 class LineDisplay:
-    """A display with one line per event, and one line about progress every few seconds."""
+    """Shows one line per event, and one line about progress every few seconds."""
 
     def __init__(self, console: Console, now: Callable[[], datetime]) -> None:
         self._console = console
@@ -61,7 +61,7 @@ class LineDisplay:
 
     @contextlib.contextmanager
     def showing(self, view: JobView) -> Iterator[None]:
-        """Print the progress of `view` within the ``with`` block."""
+        """Print a job's progress within the ``with`` block."""
         self._view = view
         try:
             yield
@@ -69,7 +69,7 @@ class LineDisplay:
             self._view = None
 
     def refresh(self) -> None:
-        """Print progress that has changed, and what replicas are waiting for, at most every few seconds."""
+        """Every few seconds, print changed progress and what replicas are waiting for."""
         moment = time.monotonic()
         if self._view is None or moment < self._next_progress:
             return
@@ -85,7 +85,7 @@ class LineDisplay:
 
 
 class TableDisplay:
-    """A display with a table that is redrawn in place, below the printed lines."""
+    """Shows a table that is redrawn in place, below the printed lines."""
 
     def __init__(self, console: Console, now: Callable[[], datetime]) -> None:
         self._console = console
@@ -98,7 +98,7 @@ class TableDisplay:
 
     @contextlib.contextmanager
     def showing(self, view: JobView) -> Iterator[None]:
-        """Draw the table of `view` within the ``with`` block; its final state stays on the screen."""
+        """Draw a job's table within the ``with`` block, and leave its final state on the screen."""
 
         def rendered() -> Group:
             size = self._console.size
@@ -127,7 +127,7 @@ class DisplayHandler(logging.Handler):
         self._display = display
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Show a record's message without its traceback, which only helps to debug the runner."""
+        """Show a record's message without its traceback, which would help only the runner's developers."""
         error = record.exc_info[1] if record.exc_info else None
         why = f": {type(error).__name__}: {error}" if error is not None else ""
         self._display.say(f"{record.levelname.lower()}: {record.getMessage()}{why}")

@@ -1,4 +1,4 @@
-"""``--volume`` and ``--env-file``: replacements of volumes and Secrets for a run on this machine."""
+"""``--volume`` and ``--env-file``: local replacements for volumes and Secrets."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _NAME = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")  # the name of a variable, as 
 
 
 class GivenError(OperatorError):
-    """A value on the command line cannot be used."""
+    """A command-line value cannot be used."""
 
     exit_status = 2
 
 
 def read_given(volumes: Sequence[str], env_files: Sequence[Path]) -> Given:
-    """Parse ``--volume NAME=FOLDER`` and ``--env-file FILE``; the last of several duplicates applies.
+    """Parse ``--volume NAME=FOLDER`` and ``--env-file FILE``; the last of duplicate options wins.
 
     Raises
     ------
@@ -47,7 +47,7 @@ def _volume(text: str) -> tuple[str, Path]:
 
 
 def _variables(path: Path) -> Iterator[tuple[str, str]]:
-    """Read a file like ``kubectl create configmap --from-env-file``: without quotes or escapes."""
+    """Parse a file as ``kubectl create configmap --from-env-file`` does: without quotes or escapes."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -96,7 +96,7 @@ def check_folders(job: FleetJob, given: Given) -> None:
 
 
 def describe(job: FleetJob, given: Given) -> Iterator[str]:
-    """Yield remarks about replaced paths, and about lines in the ``--env-file`` that are ignored."""
+    """Yield notes about replaced paths and about ignored lines of the ``--env-file``."""
     shown = dict[str, str]()
     for template in templates(job.to_manifest()["spec"]).values():
         shown |= places(template["spec"], folders_of(template["spec"], given.volumes))
@@ -110,7 +110,7 @@ def describe(job: FleetJob, given: Given) -> Iterator[str]:
 
 
 def _set_by(job: FleetJob) -> set[str]:
-    """Return the names of the variables that the manifest sets."""
+    """Return the names of the environment variables that the manifest sets."""
     containers = [main_container(each["spec"])[1] for each in templates(job.to_manifest()["spec"]).values()]
     return {
         entry["name"]

@@ -1,4 +1,4 @@
-"""Formats sentences, times and placeholders in the output of the commands."""
+"""Formats sentences and times for the output of the commands."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def now() -> datetime:
 
 
 def describe_exit(pod: LocalPod, job: FleetJob) -> str:
-    """Return a sentence about how a failed pod ended, with the reason if it is known."""
+    """Return a sentence about how a failed pod ended, including the reason if it is known."""
     return failure_sentence(replace(pod.observed(), name=pod.replica), job)
 
 
 def consequence(before: FleetJob, after: FleetJob, role: Role, index: int) -> str | None:
-    """Return the consequence of a replica's failure that a status change shows; None if there is none yet."""
+    """Return what the operator did about a replica's failure, if a new status shows it yet."""
     limit = after.spec.run_policy.backoff_limit
     counted = after.status.failures > before.status.failures  # a disruption is not a failure
     count = f" ({after.status.failures} of {limit})" if counted else ""
@@ -48,7 +48,7 @@ def _restarts(job: FleetJob, role: Role, index: int) -> int:
 
 
 def describe_progress(replicas: Iterable[ReplicaView]) -> str:
-    """Return a line with the progress of each replica that reports it; empty if none does."""
+    """Return a line with the progress of each replica that reports any; empty if there is none."""
     parts = []
     for replica in replicas:
         progress = replica.progress
@@ -62,7 +62,7 @@ def describe_progress(replicas: Iterable[ReplicaView]) -> str:
 
 
 def names(replicas: Sequence[ReplicaView]) -> str:
-    """Return the names of one role's replicas, as in trainer-1 or trainers 0-3 and 7."""
+    """Return the names of one role's replicas, such as "trainer-1" or "trainers 0-3 and 7"."""
     if len(replicas) == 1:
         return replicas[0].name
     spans = list[list[int]]()
@@ -76,14 +76,14 @@ def names(replicas: Sequence[ReplicaView]) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Format a duration like a clock: 0:07, 2:05, 1:02:00."""
+    """Format a duration like a clock, such as 0:07, 2:05 or 1:02:00."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def duration(seconds: float) -> str:
-    """Format a duration in words: 7.3 s, 2 min 05 s, 1 h 02 min."""
+    """Format a duration with units, such as 7.3 s, 2 min 05 s or 1 h 02 min."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -1,4 +1,4 @@
-"""The local form of a job: the job without cluster settings, and its replicas' settings."""
+"""Adapts a job to this machine: removes cluster settings, and determines settings of the replicas."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class RunOptions:
 
 
 def prepare(job: FleetJob, given: Given | None = None, *, no_restart: bool = False) -> FleetJob:
-    """Return the local form of a job, including a uid.
+    """Return a job adapted to this machine, including a uid.
 
     If the manifest has no ``startupPolicy.order``, all replicas start together. Trainers wait for servers'
     ports anyway, and starting them later saves nothing on one machine. With `no_restart`, the first failure
@@ -89,7 +89,7 @@ def prepare(job: FleetJob, given: Given | None = None, *, no_restart: bool = Fal
 
 
 def without_cluster(job: FleetJob) -> FleetJob:
-    """Return the job without settings that are useless on one machine but would still have effects.
+    """Return the job without settings that would have unwanted effects on one machine.
 
     Each pod has its own address, and can use all of the manifest's ports. The job ends with its run, and its
     servers exit by themselves before that.
@@ -100,7 +100,7 @@ def without_cluster(job: FleetJob) -> FleetJob:
 
 
 def claim_port(job: FleetJob, options: RunOptions, display: Display, claims: list[Claim]) -> FleetJob:
-    """Give a collective job a rendezvous port that no other run on this machine uses."""
+    """Give a collective job a rendezvous port that no other local run uses."""
     if job.spec.mode is not Mode.COLLECTIVE:
         return job
     wanted = job.port(Role.TRAINER)
@@ -114,7 +114,7 @@ def claim_port(job: FleetJob, options: RunOptions, display: Display, claims: lis
 
 
 def local_settings(job: FleetJob, options: RunOptions, scratch: Path) -> LocalSettings:
-    """Return the replicas' settings; their processes share the machine's cores."""
+    """Return the replicas' local settings, dividing the machine's cores among their processes."""
     loopback = "lo" if sys.platform == "linux" else "lo0"
     threads = max(1, _num_cores() // sum(job.replicas(role) * _processes(job, role) for role in job.roles))
     return LocalSettings(
@@ -132,7 +132,7 @@ def local_settings(job: FleetJob, options: RunOptions, scratch: Path) -> LocalSe
 
 
 def _defaults(job: FleetJob, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the default variables of the replicas, except those that the user has set."""
+    """Return the replicas' default environment variables, except those that the user has set."""
     defaults = {"PYTHONUNBUFFERED": "1"}
     if job.spec.mode is Mode.PARAMETER_SERVER and COPY_PAST_CACHES.keys().isdisjoint(environ):
         defaults |= COPY_PAST_CACHES

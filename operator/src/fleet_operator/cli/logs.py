@@ -16,7 +16,7 @@ COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_
 
 
 async def print_logs(logs: Logs, *, follow: bool, show: Callable[[LogLine], None]) -> int:
-    """Print existing lines and, with `follow`, new ones; return the exit status: 1 if no log was readable."""
+    """Print existing lines and, with `follow`, new ones; return exit status 1 if no log could be read."""
     async with aclosing(logs.follow() if follow else logs.existing()) as lines:
         async for line in lines:
             show(line)
@@ -26,7 +26,7 @@ async def print_logs(logs: Logs, *, follow: bool, show: Callable[[LogLine], None
 def print_with(
     *, prefixes: bool, colour: bool, write: Callable[[str], None], timestamps: bool = False
 ) -> Callable[[LogLine], None]:
-    """Return a function that prints a line after its replica's name, in the replica's colour."""
+    """Return a function that prints a line prefixed with its replica's name, in the replica's colour."""
     chosen: dict[str, str] = {}
 
     def show(line: LogLine) -> None:

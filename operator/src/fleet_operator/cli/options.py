@@ -1,4 +1,4 @@
-"""The options and arguments of the commands, and the completion of job names.
+"""The options and arguments of the commands, and shell completion of job names.
 
 Modules that define the command line import nothing slow, such as pydantic or aiohttp: each command imports
 what it needs when it runs, so that help and completion are immediate.
@@ -24,7 +24,7 @@ PATIENCE_SECONDS = 2.0
 
 
 def complete_jobs(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the names of jobs with this prefix, or none if the cluster does not respond."""
+    """Return the job names with this prefix; empty if the cluster does not respond."""
     import asyncio
 
     from fleet_operator.client.session import Where, in_session
@@ -51,7 +51,7 @@ class Output(StrEnum):
 
 @contextlib.contextmanager
 def refusals_told(output: Output) -> Iterator[None]:
-    """If the output is JSON, print an error from the ``with`` block as JSON before raising it."""
+    """Re-raise errors from the ``with`` block, after printing them as JSON if the output is JSON."""
     try:
         yield
     except (OperatorError, OSError) as error:

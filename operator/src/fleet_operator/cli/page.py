@@ -1,4 +1,4 @@
-"""Pure functions that render a run's summary as a self-contained HTML page with loss curves."""
+"""Pure functions that render the summary of a run as a self-contained HTML page with loss curves."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DARK: dict[Any, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A picture as two PNGs, for light and for dark pages."""
+    """An image as two PNGs, for light and dark pages."""
 
     light: bytes
     dark: bytes
@@ -46,7 +46,7 @@ def draw_loss_curves(curves: Mapping[str, Mapping[int, float]], title: str) -> P
     Parameters
     ----------
     curves : mapping
-        The loss by step, by the name of the replica. At least one is not empty; empty ones are left out.
+        The loss by step, keyed by replica name. At least one curve is not empty; empty curves are left out.
     title : str
         The title of the picture.
 
@@ -148,7 +148,7 @@ def render_page(result: RunResult, picture: Picture | str, logs: Mapping[str, Se
 
 
 def _trouble(replica: ReplicaView, result: RunResult) -> int:
-    """Return a replica's sort key: the failure that ended the job is first, then come other failures."""
+    """Return a sort key that puts the failure that ended the job first, followed by other failures."""
     if replica is result.failing:
         return 0
     return 1 if replica.state == "Failed" else 2

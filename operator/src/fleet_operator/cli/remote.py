@@ -293,7 +293,7 @@ def ui(
 
 
 def _exit_after(work: Work, where: tuple[Path | None, str | None, str | None]) -> NoReturn:
-    """Run `work` in a session with the cluster; exit with the status that it returns."""
+    """Run `work` in a session with the cluster, and exit with the status that it returns."""
     from fleet_operator.client.session import Where, in_session
 
     raise typer.Exit(in_session(Where(*where), work))

@@ -1,4 +1,4 @@
-"""The displayed state of a replica in a run."""
+"""The state of a replica as a run displays it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ IMPORTS = "importing torch, or what else its script does before fleet.init()"
 
 @dataclass(slots=True)
 class ReplicaView:
-    """The displayed state of a replica across all its attempts."""
+    """The displayed state of a replica, across all its attempts."""
 
     role: Role
     index: int
@@ -54,7 +54,7 @@ class ReplicaView:
 
     @property
     def restarts(self) -> int:
-        """The number of times that the replica was restarted."""
+        """The number of times the replica has restarted."""
         return max(0, self.lives - 1)
 
     @property
@@ -75,7 +75,7 @@ class ReplicaView:
 
     @property
     def _is_joining(self) -> bool:
-        """True if the replica is a running trainer that has not started to train yet."""
+        """True if the replica is a running trainer that has not started training yet."""
         if self.role is Role.PSERVER:
             return False  # for a server, only readiness counts
         return self._waits_for is not None if self.heard else self.uses_fleet
@@ -85,7 +85,7 @@ class ReplicaView:
         return self.progress.waits_for if self.progress is not None else None
 
     def waiting(self, now: datetime) -> str | None:
-        """Return the event that the replica is waiting for, once the wait has lasted a few seconds."""
+        """Return what the replica is waiting for, once it has waited for a few seconds."""
         pod = self.pod
         if pod is None or pod.phase is not PodPhase.RUNNING or pod.deleted_at is not None:
             return None
@@ -101,7 +101,7 @@ class ReplicaView:
         return IMPORTS if not self.heard and (self.uses_fleet or seconds < SILENT_SECONDS) else None
 
     def hear(self, progress: Progress, now: datetime | None = None) -> None:
-        """Store a progress report of the latest attempt."""
+        """Store a progress report from the latest attempt."""
         self.heard = True
         self.progress = progress.after(self.progress)
         if now is not None and progress.step is not None:
@@ -117,13 +117,13 @@ class ReplicaView:
 
     @property
     def percentage(self) -> int | None:
-        """The completed percentage of the replica's training, if the number of steps is known."""
+        """The percentage of training that the replica has completed, if the number of steps is known."""
         told = self._job_progress
         return None if told is None or self.role is not Role.TRAINER else told.percentage
 
     @property
     def eta_seconds(self) -> int | None:
-        """The remaining seconds at the pace of the last minute, if known."""
+        """The estimated seconds until the replica finishes, at the last minute's pace; None if unknown."""
         told = self._job_progress
         return None if told is None else told.eta_seconds
 
@@ -137,7 +137,7 @@ class ReplicaView:
         return None if self.progress is None else job_progress(self.progress, steps_per_second=pace)
 
     def elapsed_seconds(self, now: datetime) -> float | None:
-        """Return the seconds from the replica's first start until its end or now; None before the start."""
+        """Return the seconds since the replica first started, up to its end; None before the start."""
         if self.started_at is None:
             return None
         finished = self.pod.finished_at if self.pod is not None else None

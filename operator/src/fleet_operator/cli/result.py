@@ -72,7 +72,7 @@ def to_text(result: RunResult) -> str:
 
 
 def _overruns(replicas: Iterable[ReplicaView]) -> list[str]:
-    """Return a line about each late trainer that ran steps after the other trainers had completed."""
+    """Return a line for each late trainer that kept training after the others had completed."""
     return [
         f"  {replica.name} joined late, and made {past} steps after the others completed, with its own data "
         "only: a loop over fleet.epochs() resumes at the job's current step"
@@ -82,7 +82,7 @@ def _overruns(replicas: Iterable[ReplicaView]) -> list[str]:
 
 
 def _non_finite(replicas: Iterable[ReplicaView]) -> list[str]:
-    """Return a line about each replica whose weights contain NaN or infinity."""
+    """Return a line for each replica whose weights contain NaN or infinity."""
     return [
         f"  {replica.name} ended with NaN or infinity in {lost} parameters; its log names them"
         for replica in replicas
@@ -91,7 +91,7 @@ def _non_finite(replicas: Iterable[ReplicaView]) -> list[str]:
 
 
 def _lives(replica: ReplicaView) -> str:
-    """Return a phrase about how the attempts of a replica ended."""
+    """Return a phrase about how each attempt of a replica ended."""
     if not replica.exit_codes:
         return "ended with the run" if replica.lives else "was not started"
     noun = "exit code" if len(replica.exit_codes) == 1 else "exit codes"

@@ -146,19 +146,19 @@ class RunResult:
 
     @property
     def state(self) -> str:
-        """The job's state in one word; Stopped if the run was stopped before the job finished."""
+        """The job's state in one word: Stopped if the run was stopped before the job finished."""
         if self.problem is not None and not self.view.status.finished:
             return JobState.FAILED.value
         return self.view.state if self.view.status.finished or not self.stopped_by else "Stopped"
 
     @property
     def reason(self) -> str | None:
-        """The reason for the state, as one word for programs."""
+        """The reason for the state, as a single word for programs."""
         return self._told()[0]
 
     @property
     def message(self) -> str | None:
-        """The explanation of the state, as a sentence for people."""
+        """A sentence that explains the state."""
         return self._told()[1]
 
     def _told(self) -> tuple[str | None, str | None]:
@@ -176,14 +176,14 @@ class RunResult:
 
     @property
     def exit_status(self) -> int:
-        """The exit status of the command, which is 0 only if the job has succeeded."""
+        """The exit status of the command: 0 only if the job has succeeded."""
         if self.view.status.state is JobState.SUCCEEDED:
             return 0
         return self.stopped_by or 1
 
 
 async def run_job(job: FleetJob, options: RunOptions, display: Display) -> RunResult:
-    """Run a prepared job until it has finished.
+    """Run a job adapted to this machine until it has finished.
 
     Raises
     ------
@@ -227,7 +227,7 @@ async def run_job(job: FleetJob, options: RunOptions, display: Display) -> RunRe
 
 
 class Stuck(Observer):
-    """Detects passes that fail repeatedly, since on this machine nothing recovers by itself.
+    """Detects passes that fail repeatedly, because a local run does not recover on its own.
 
     Parameters
     ----------
@@ -240,7 +240,7 @@ class Stuck(Observer):
         self._failed = 0
 
     def passed(self, key: Key, result: Result, seconds: float) -> None:  # noqa: ARG002  one job, any time
-        """Count consecutive failed passes."""
+        """Record the result of a pass, counting consecutive failures."""
         self._failed = self._failed + 1 if result is Result.FAILED else 0
         if self._failed == MAX_FAILED_PASSES:
             self._tell()
@@ -311,7 +311,7 @@ class Run:
         return RunResult(self._view, self._logs, loop.time() - started, self._stopped_by, self._problem)
 
     async def _drive(self) -> None:
-        """Run the engine and its companion tasks until one of them ends, then stop the others."""
+        """Run the engine and the accompanying tasks until one of them ends, then stop the others."""
         engine = Engine(self._cluster, workers=1, observer=Stuck(self._give_up))
 
         def changed(key: Key) -> None:
@@ -351,7 +351,7 @@ class Run:
             await asyncio.gather(shown, *watchers, return_exceptions=True)
 
     async def _finished(self) -> None:
-        """Wait until the job has finished and its processes have ended or have had enough time to end."""
+        """Wait until the job has finished and its processes have ended or their time to end is over."""
         while (job := self._cluster.job(self._key)) is not None and not job.status.finished:
             self._changed.clear()
             await self._changed.wait()
@@ -374,7 +374,7 @@ class Run:
         return CLEAN_UP_SECONDS + max((pod.grace_seconds for pod in self._cluster.kubelet.pods), default=0)
 
     async def _stop_pods(self) -> None:
-        """Stop the processes that are still running; a second signal kills them."""
+        """Stop the processes that are still running; kill them at a second signal."""
         alive = [pod.grace_seconds for pod in self._cluster.kubelet.pods if not pod.ended]
         grace = min(max(alive, default=0), STOP_GRACE_SECONDS)
         self._cluster.kubelet.stop_all(grace_seconds=grace)
@@ -415,7 +415,7 @@ class Run:
             await asyncio.sleep(POLL_SECONDS)
 
     def _take_scalars(self) -> None:
-        """Write new values for TensorBoard; a full disk does not end the training run."""
+        """Write new values for TensorBoard; a full disk does not end the run."""
         if self._scalars is None:
             return
         try:
@@ -435,5 +435,5 @@ class Run:
 
 
 def _is_ignored(signum: int) -> bool:
-    """Return whether a signal is ignored, as under nohup, so that the run must outlive its terminal."""
+    """Return whether this process ignores a signal, as under nohup."""
     return signum == signal.SIGHUP and signal.getsignal(signum) is signal.SIG_IGN

@@ -1,10 +1,10 @@
-"""The record of a run in its log folder, from which ``fleetjob ui`` shows the run during and after it.
+"""The record of a run in its log folder, which ``fleetjob ui`` reads during and after the run.
 
-``run.json`` has the state of the job and of its replicas, and is replaced whenever something changed.
-``points.jsonl`` has the points of the trainers' curves, one per line. The runner holds a lock on that file as
-long as it lives, so a record without a lock and without an end is that of a runner that was killed.
+``run.json`` contains the state of the job and of its replicas, and is replaced whenever the state changes.
+``points.jsonl`` contains the points of the trainers' curves, one per line. The runner holds a lock on this
+file while it is running. If a record has neither a lock nor an end, its runner was killed.
 
-The state folder of the user has a link to the log folder of each recent run.
+The user's state folder contains a link to the log folder of each recent run.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ KEPT_RUNS = 200
 
 
 def runs_folder(environ: Mapping[str, str]) -> Path:
-    """Return the folder that contains a link to each recent run of this user.
+    """Return the folder of links to this user's recent runs.
 
     Raises
     ------
@@ -58,12 +58,12 @@ def runs_folder(environ: Mapping[str, str]) -> Path:
 
 
 def run_id(folder: Path) -> str:
-    """Return the identifier of the run with the given log folder."""
+    """Return the identifier of the run that has the given log folder."""
     return hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:12]
 
 
 def register(folder: Path, runs: Path) -> None:
-    """Link to a run's log folder; remove the oldest links and links without a target.
+    """Link to a run's log folder; remove the oldest links and broken ones.
 
     Raises
     ------
@@ -93,7 +93,7 @@ def is_live(folder: Path) -> bool:
 
 
 class RunRecord:
-    """The record of one run. A full disk ends the record, not the training run.
+    """Writes the record of one run; on a full disk, the record ends but the training continues.
 
     Parameters
     ----------
@@ -127,17 +127,17 @@ class RunRecord:
                 register(folder, runs)
 
     def note(self, line: str) -> None:
-        """Record a sentence about the run."""
+        """Add a sentence to the record."""
         self._events.append({"time": _stamp(now()) or "", "message": line})
         del self._events[:-MAX_EVENTS]
 
     def update(self, view: JobView) -> None:
-        """Write the state of a running job if it has changed, and the new points."""
+        """Write a job's state if it has changed, and the new points of its curves."""
         explanation = view.status.explanation
         self._write(view, view.state, explanation.message if explanation is not None else "")
 
     def finish(self, view: JobView, state: str, message: str) -> None:
-        """Write how the run ended."""
+        """Write the result of the run."""
         self._write(view, state, message, ended=now())
 
     def close(self) -> None:
@@ -186,7 +186,7 @@ class RunRecord:
 
 
 def _lock(file: TextIO) -> None:
-    """Lock a run's file of points; raise OSError if another run holds the lock."""
+    """Lock a run's points file; raise OSError if another run holds the lock."""
     for _ in range(LOCK_TRIES):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

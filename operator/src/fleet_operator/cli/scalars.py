@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class ScalarsError(OperatorError):
-    """The scalars cannot be written."""
+    """The TensorBoard event files cannot be written."""
 
 
 class Scalars:
-    """The event files of the trainers, each in a folder named after the trainer.
+    """The TensorBoard event files of the trainers, each in a folder named after the trainer.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ class Scalars:
 
 
 class NewPoints:
-    """The new points of one trainer: each loss once, other values when the step changes."""
+    """Selects new points from one trainer's reports: each loss once, other values when the step changes."""
 
     def __init__(self) -> None:
         self._step = -1
@@ -81,10 +81,10 @@ class NewPoints:
         self._stale: dict[int, float] = {}
 
     def take(self, progress: Progress, step: int) -> Iterator[tuple[int, dict[str, float] | None]]:
-        """Yield the steps of new points, with their values.
+        """Yield each new point: its step and its values.
 
-        None in place of values means that the trainer was restarted there, from a checkpoint or from the
-        beginning: later points of its curve no longer hold.
+        None instead of values means that the trainer restarted at this step, from a checkpoint or from the
+        beginning, so that later points of its curve are invalid.
         """
         if step < self._step:
             yield step, None

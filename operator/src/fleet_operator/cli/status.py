@@ -1,4 +1,4 @@
-"""``fleetjob status`` and ``fleetjob events``: the current state of jobs, and the events of one job."""
+"""``fleetjob status`` and ``fleetjob events``: the state of jobs, and the events of one job."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def show_status(
 async def watch_status(
     session: Session, name: str | None, *, everywhere: bool, say: Callable[[str], None]
 ) -> int:
-    """Show all jobs until interrupted, or one job until it finishes; return 0 on success, else 1."""
+    """Show all jobs until interrupted, or one job until it finishes; return 0 on success, 1 on failure."""
     if name is not None:
         await session.job(name)  # an unknown name is a mistake, not a job to wait for
     console = Console()
@@ -92,7 +92,7 @@ async def _lines(watched: Watched, name: str | None, *, everywhere: bool, say: C
 
 
 def _end(watched: Watched, name: str | None) -> int | None:
-    """Return the exit status if the only watched job has finished, else None."""
+    """Return the exit status if the single watched job has finished, else None."""
     if name is None:
         return None
     jobs = watched.all()

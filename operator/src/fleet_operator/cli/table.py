@@ -1,8 +1,8 @@
-"""Pure functions that render a run's live table to fit the terminal.
+"""Pure functions that render the live table of a run to fit the terminal.
 
 Servers and trainers have a table each, below a bar with the progress of trainer 0. Columns that do not fit
 are left out one by one, but never a replica's name, state and step. If there are more replicas than rows,
-those in trouble are shown first, then as many of the others as fit, and a last row counts the rest.
+failed replicas are shown first, then as many of the others as fit; the last row counts the rest.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ MOST_WAITING = 4  # the maximum number of lines about what replicas are waiting 
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A column of a table."""
+    """A column of the table."""
 
     heading: str
     rank: int  # if not all columns fit, those of the highest rank are left out first; rank 0 stays
@@ -86,7 +86,7 @@ def _rows(replica: ReplicaView, _: datetime) -> str:
 
 
 def _bytes(replica: ReplicaView, _: datetime) -> str:
-    """Return the size of a server's parameters, including its tables."""
+    """Return the size of a server's parameters and tables."""
     progress = replica.progress
     if progress is None or (progress.parameter_bytes is None and not progress.tables):
         return ABSENT
@@ -115,7 +115,7 @@ COLUMNS = {
 
 
 def render(view: JobView, now: datetime, *, width: int, height: int) -> Group:
-    """Return a job's current display for a terminal of `width` columns and `height` rows."""
+    """Return the display of a job for a terminal of `width` columns and `height` rows."""
     width = max(1, width)  # the environment variable COLUMNS may be 0
     title = Text(f"{view.job.name}: {view.state}", style=f"bold {STYLES.get(view.state, '')}".strip())
     bar = _bar(view, width)
@@ -136,7 +136,7 @@ def render(view: JobView, now: datetime, *, width: int, height: int) -> Group:
 
 
 def _shared(rows: int, wanted: Sequence[int]) -> list[int]:
-    """Divide a terminal's rows among tables; larger tables get the rows that small ones do not need."""
+    """Divide the terminal's rows among tables, giving rows that small tables do not need to larger ones."""
     shares = dict[int, int]()
     for place, number in sorted(enumerate(wanted), key=lambda each: each[1]):
         fair = max(LEAST_ROWS, rows // (len(wanted) - len(shares)))
@@ -192,7 +192,7 @@ def _table(replicas: Sequence[ReplicaView], rows: int, now: datetime, width: int
 
 
 def _chosen(replicas: Sequence[ReplicaView], rows: int) -> list[ReplicaView]:
-    """Return the replicas to show if the last row counts the others; replicas with failures come first."""
+    """Return the replicas to show when the last row counts the rest; failed replicas come first."""
     rank = {state: position for position, state in enumerate(TROUBLE)}
     ranked = sorted(replicas, key=lambda replica: rank.get(replica.state, len(TROUBLE)))
     kept = {replica.index for replica in ranked[: max(1, rows - 1)]}

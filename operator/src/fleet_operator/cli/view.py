@@ -1,4 +1,4 @@
-"""The displayed state of a run, updated by the cluster and by the replicas' progress reports."""
+"""The displayed state of a run, updated by the local cluster and by progress reports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class JobView:
-    """The job and its replicas; listens to the local cluster.
+    """The displayed state of a job and its replicas; a listener of the local cluster.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ class JobView:
 
     @property
     def state(self) -> str:
-        """The job's state in one word; Stopped if the run was stopped before the job finished."""
+        """The job's state in one word: Stopped if the run was stopped before the job finished."""
         state = self.status.state or JobState.PENDING
         if state.final or not self.interrupted:
             return state.value
@@ -57,7 +57,7 @@ class JobView:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The trainers' metrics by name; if several trainers report a metric, the lowest index counts."""
+        """The trainers' metrics by name, each from the lowest-indexed trainer that reports it."""
         merged: dict[str, float] = {}
         for replica in reversed(self.replicas.values()):
             if replica.role is Role.TRAINER and replica.progress is not None:
@@ -65,7 +65,7 @@ class JobView:
         return merged
 
     def pod_changed(self, pod: LocalPod) -> None:
-        """Handle a change to a pod and show it."""
+        """Record a change of a pod, and display it."""
         replica = self.replicas[pod.role, pod.index]
         before, replica.pod = replica.pod, pod
         if before is None or before.uid != pod.uid:
@@ -82,12 +82,12 @@ class JobView:
     def progressed(
         self, replica: ReplicaView, uid: str, progress: Progress, now: datetime | None = None
     ) -> None:
-        """Store a replica's progress unless the replica has ended meanwhile."""
+        """Store a replica's progress, unless the replica has already ended."""
         if replica.pod is not None and replica.pod.uid == uid and not replica.pod.ended:
             replica.hear(progress, now)
 
     def waiting(self, now: datetime) -> list[str]:
-        """Return a line for each event that replicas are waiting for, with the replicas' names."""
+        """Return a line for each thing that replicas are waiting for, with the replicas' names."""
         groups = dict[tuple[Role, str], list[ReplicaView]]()
         for replica in self.replicas.values():
             if (what := replica.waiting(now)) is not None:
@@ -95,7 +95,7 @@ class JobView:
         return [f"{names(replicas)}: {what}" for (_, what), replicas in groups.items()]
 
     def status_written(self, before: FleetJob, after: FleetJob) -> None:
-        """Handle a new status and show the consequences of failures."""
+        """Record a new status, and display the consequences of failures."""
         self.job = after
         for pod in self._failures[:]:
             if (then := consequence(before, after, pod.role, pod.index)) is not None:
@@ -106,12 +106,12 @@ class JobView:
             self._say(f"the job is {after.status.state.value}")
 
     def recorded(self, event: Event) -> None:
-        """Show an event of a plan, unless this view itself shows the same information."""
+        """Display an event, unless this view already displays the same information."""
         if event.reason in ("ActionRefused", "JobRestarting"):
             self._say(event.message)
 
     def tell_failures(self, older_than: datetime | None = None) -> None:
-        """Show failures without a known consequence: all of them, or only those older than a given time."""
+        """Display failures whose consequence is not known yet: all, or only those before a time."""
         for pod in self._failures[:]:
             if older_than is None or (pod.finished_at is not None and pod.finished_at < older_than):
                 self._failures.remove(pod)

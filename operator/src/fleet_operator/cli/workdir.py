@@ -1,4 +1,4 @@
-"""Selects the working directories of a local run's replicas, and checks their scripts.
+"""Selects the working directories of local replicas, and checks that their scripts exist.
 
 The working directory is the root of the manifest's project, which the image has in WORKDIR, or the
 manifest's own folder if the scripts exist only there. A template's ``workingDir`` takes precedence if
@@ -27,14 +27,14 @@ ROOT_MARKS = (".git", "pyproject.toml", "Dockerfile")
 
 
 class Workdirs(NamedTuple):
-    """The replicas' working directories and remarks about them."""
+    """The replicas' working directories, with notes for the user."""
 
     folders: Mapping[Role, Path]
     remarks: tuple[str, ...]
 
 
 class _Command(NamedTuple):
-    """The command of a template and its working directory."""
+    """A template's command and its working directory."""
 
     field: str  # the path of the container
     script: str | None
@@ -44,8 +44,8 @@ class _Command(NamedTuple):
 def project_root(manifest: Path) -> Path:
     """Return the root of a manifest's project, which becomes WORKDIR in the image.
 
-    It is the nearest folder above the manifest that holds ``.git``, ``pyproject.toml`` or ``Dockerfile``;
-    without one, the manifest's own folder.
+    This is the nearest folder above the manifest that contains ``.git``, ``pyproject.toml`` or
+    ``Dockerfile``, or else the manifest's own folder.
     """
     folder = own_folder(manifest)
     for candidate in (folder, *folder.parents):
@@ -55,14 +55,14 @@ def project_root(manifest: Path) -> Path:
 
 
 def own_folder(manifest: Path) -> Path:
-    """Return the folder of a manifest; for standard input, return the current folder."""
+    """Return the folder of a manifest, or the current folder for standard input."""
     return Path.cwd() if manifest == STDIN else manifest.resolve().parent
 
 
 def choose_workdirs(
     job: FleetJob, manifest: Path, asked: Path | None = None, volumes: Mapping[str, Path] | None = None
 ) -> Workdirs:
-    """Return the working directory of each role.
+    """Choose the working directory of each role.
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ def _command(
 
 
 def _problem(command: _Command, folder: Path, folders: Sequence[Path]) -> Problem | None:
-    """Return the problem of a command whose script does not exist, or None."""
+    """Return a problem if a command's script does not exist, else None."""
     workdir = command.folder or folder
     if command.script is None or (workdir / command.script).exists():
         return None
@@ -135,7 +135,7 @@ def _told(folders: Mapping[Role, Path]) -> str:
 
 
 def _shared(job: FleetJob) -> tuple[str, ...]:
-    """Return a warning if trainers share files that local rank 0 writes; pods in a cluster share none."""
+    """Return a warning if local trainers, unlike pods, would share files that local rank 0 writes."""
     replicas = job.replicas(Role.TRAINER)
     if job.spec.mode is not Mode.COLLECTIVE or replicas < 2:
         return ()
@@ -147,7 +147,7 @@ def _shared(job: FleetJob) -> tuple[str, ...]:
 
 
 def _twice(scripts: Sequence[str], complete: Sequence[Path]) -> tuple[str, ...]:
-    """Return a warning if the manifest's folder contains a different script of the same name."""
+    """Return a warning if the manifest's folder contains a different script with the same name."""
     if len(complete) < 2:
         return ()
     runs, other = complete

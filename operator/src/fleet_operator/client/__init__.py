@@ -1,4 +1,4 @@
-"""Python clients for FleetJobs on a cluster: submit, wait, status, logs, scale, suspend, delete.
+"""Python clients for FleetJobs on a cluster: submit, wait, status, logs, scale, suspend and delete.
 
 They log in as kubectl does, or as the service account of the pod in which they run, and return the models of
 `fleet_operator.api`. A kubeconfig needs the extra ``fleet-operator[cli]``.

@@ -1,4 +1,4 @@
-"""The asyncio client: a user's session with the API server, with the models of `fleet_operator.api`."""
+"""The asyncio client for FleetJobs, which returns the models of `fleet_operator.api`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SUBMITTED_METADATA = ("name", "namespace", "labels", "annotations")
 
 
 class JobFailedError(OperatorError):
-    """A job that a client waited for has failed.
+    """The job that a client was waiting for has failed.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class JobFailedError(OperatorError):
 
 
 class AsyncFleetJobClient:
-    """Accesses the FleetJobs in one namespace of a cluster, for asyncio.
+    """An asyncio client for the FleetJobs in one namespace of a cluster.
 
     Use it as ``async with AsyncFleetJobClient() as client``. Requests may run at the same time.
 
@@ -91,7 +91,7 @@ class AsyncFleetJobClient:
 
     @property
     def namespace(self) -> str:
-        """The namespace of the jobs."""
+        """The namespace in which the client looks for jobs."""
         return self._session.namespace
 
     async def submit(
@@ -154,7 +154,7 @@ class AsyncFleetJobClient:
         return [_parsed(job) for job in await self._session.jobs(everywhere=all_namespaces)]
 
     async def watch(self, name: str) -> AsyncGenerator[FleetJob]:
-        """Yield a job now and after each change, until it has finished.
+        """Yield a job immediately and after each change, until it has finished.
 
         Interrupted connections are resumed. A slow caller gets only the newest version.
 
@@ -170,7 +170,7 @@ class AsyncFleetJobClient:
     async def wait(
         self, name: str, *, timeout_seconds: float | None = None, raise_on_failure: bool = True
     ) -> FleetJob:
-        """Wait until a job has finished; return the job.
+        """Wait until a job has finished, and return it.
 
         Parameters
         ----------
@@ -246,7 +246,7 @@ class AsyncFleetJobClient:
             raise ClusterRefusal(f"no log of FleetJob {name} could be read: {notes[-1]}")
 
     async def scale(self, name: str, trainers: int) -> FleetJob:
-        """Change the number of trainers of a job; return the job.
+        """Change the number of trainers of a job, and return the job.
 
         Raises
         ------
@@ -257,7 +257,7 @@ class AsyncFleetJobClient:
         return await self.get(name)
 
     async def suspend(self, name: str) -> FleetJob:
-        """Stop all pods of a job until it is resumed; return the job. Does nothing if it is suspended."""
+        """Stop all pods of a job until it is resumed; return the job. Suspending twice is harmless."""
         return _parsed((await self._session.suspend(name, suspended=True))[1])
 
     async def resume(self, name: str) -> FleetJob:
@@ -265,7 +265,7 @@ class AsyncFleetJobClient:
         return _parsed((await self._session.suspend(name, suspended=False))[1])
 
     async def delete(self, name: str, *, wait_seconds: float | None = None, missing_ok: bool = False) -> None:
-        """Delete a job and all that it owns.
+        """Delete a job and every object that it owns.
 
         Parameters
         ----------
@@ -297,7 +297,7 @@ class AsyncFleetJobClient:
 
 
 def _document(job: FleetJob) -> dict[str, Any]:
-    """Return a job's manifest, with only the fields that a person sets."""
+    """Return a job's manifest with only the fields that users set."""
     document = job.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude={"status"})
     metadata = {key: document["metadata"][key] for key in SUBMITTED_METADATA if key in document["metadata"]}
     return {**document, "apiVersion": job.api_version, "kind": job.kind, "metadata": metadata}

@@ -1,4 +1,4 @@
-"""The blocking client: the same calls as the asyncio client, run by an event loop in a thread."""
+"""The blocking client: the calls of the asyncio client, run by an event loop in a thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class FleetJobClient:
-    """Accesses the FleetJobs in one namespace of a cluster.
+    """A blocking client for the FleetJobs in one namespace of a cluster.
 
     Use it as ``with FleetJobClient() as client``, or call `close`. It works in notebooks, where an event loop
     is already running, and from several threads. Errors are those of `AsyncFleetJobClient`.
@@ -62,21 +62,21 @@ class FleetJobClient:
             raise
 
     def __enter__(self) -> Self:
-        """Return this client, which is already open."""
+        """Return this client, which is already connected."""
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """End all requests and close every connection; later calls do nothing."""
+        """Cancel all requests and close all connections; further calls do nothing."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._closed.set)
             self._thread.join()
 
     @property
     def namespace(self) -> str:
-        """The namespace of the jobs."""
+        """The namespace in which the client looks for jobs."""
         return self._client.namespace
 
     def submit(
@@ -102,7 +102,7 @@ class FleetJobClient:
         return self._run(self._client.list(all_namespaces=all_namespaces))
 
     def watch(self, name: str) -> Iterator[FleetJob]:
-        """Yield a job now and after each change, until it has finished."""
+        """Yield a job immediately and after each change, until it has finished."""
         return self._iterate(self._client.watch(name))
 
     def wait(
@@ -136,7 +136,7 @@ class FleetJobClient:
         return self._iterate(lines)
 
     def scale(self, name: str, trainers: int) -> FleetJob:
-        """Change the number of trainers of a job; return the job."""
+        """Change the number of trainers of a job, and return the job."""
         return self._run(self._client.scale(name, trainers))
 
     def suspend(self, name: str) -> FleetJob:
@@ -148,7 +148,7 @@ class FleetJobClient:
         return self._run(self._client.resume(name))
 
     def delete(self, name: str, *, wait_seconds: float | None = None, missing_ok: bool = False) -> None:
-        """Delete a job and all that it owns; see `AsyncFleetJobClient.delete`."""
+        """Delete a job and every object that it owns; see `AsyncFleetJobClient.delete`."""
         self._run(self._client.delete(name, wait_seconds=wait_seconds, missing_ok=missing_ok))
 
     def _serve(self) -> None:
@@ -160,7 +160,7 @@ class FleetJobClient:
             self._runner.run(until_closed())
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the thread; an exception here, such as KeyboardInterrupt, cancels it."""
+        """Run a coroutine in the client's thread; cancel it on an exception such as KeyboardInterrupt."""
         if not self._thread.is_alive():  # closed, or in a forked process, which has no copy of the thread
             work.close()
             raise RuntimeError("this FleetJobClient is closed, or of another process; make a new one")

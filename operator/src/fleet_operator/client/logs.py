@@ -65,12 +65,12 @@ class LogLine:
 
     @property
     def text(self) -> str:
-        """The line, without its timestamp. Bytes that are not UTF-8 are replaced."""
+        """The line without its timestamp; bytes that are not valid UTF-8 are replaced."""
         return _STAMP.sub(b"", self.stamped, count=1).decode(errors="replace")
 
     @property
     def time(self) -> datetime | None:
-        """The time when the line was written, in microseconds; None for later parts of a long line."""
+        """The time when the line was written, to the microsecond; None for continuations of a long line."""
         found = _STAMP.match(self.stamped)
         if found is None:
             return None
@@ -80,7 +80,7 @@ class LogLine:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A selection of replicas and of their log lines."""
+    """The selected replicas, container and range of log lines."""
 
     role: Role | None = None
     index: int | None = None
@@ -89,18 +89,18 @@ class Wanted:
     container: str | None = None
 
     def takes(self, pod: Mapping[str, Any]) -> bool:
-        """Return whether a pod belongs to a selected replica."""
+        """Return whether a pod belongs to one of the selected replicas."""
         labels = pod["metadata"].get("labels") or {}
         return (self.role is None or labels.get(LABEL_ROLE) == self.role.value) and (
             self.index is None or labels.get(LABEL_INDEX) == str(self.index)
         )
 
     def container_of(self, pod: Mapping[str, Any]) -> str:
-        """Return the name of the selected container, which may be missing from the pod."""
+        """Return the name of the selected container, which the pod may not have."""
         return self.container or main_container(pod)
 
     def params(self, pod: Mapping[str, Any]) -> dict[str, str]:
-        """Return the query parameters for requesting the pod's log."""
+        """Return the query parameters of a request for the pod's log."""
         params = {"container": self.container_of(pod), "timestamps": "true"}
         if self.tail is not None:
             params["tailLines"] = str(self.tail)
@@ -111,7 +111,7 @@ class Wanted:
 
 @dataclass(slots=True, eq=False)
 class _Reading:
-    """A task that reads one pod's log, and its state."""
+    """The state of a task that reads one pod's log."""
 
     pod: Mapping[str, Any]
     reader: asyncio.Task[None]
@@ -159,7 +159,7 @@ class Logs:
         self._told_why_not = False
 
     async def existing(self) -> AsyncGenerator[LogLine]:
-        """Yield the existing lines, one replica after another."""
+        """Yield the existing lines of all replicas, one replica after another."""
         await self._session.job(self._job)
         pods = [pod for pod in await self._session.pods(self._job) if self._wanted.takes(pod)]
         started = [pod for pod in pods if has_started(pod, self._wanted.container_of(pod))]
@@ -215,7 +215,7 @@ class Logs:
         return f"FleetJob {self._job} has no pods; `fleetjob status {self._job}` shows why"
 
     def _lacking(self, pods: Sequence[Mapping[str, Any]]) -> str | None:
-        """Return a message if there are pods but none has the selected container."""
+        """Return a message if pods exist but do not have the selected container."""
         containers = dict.fromkeys(name for pod in pods for name in containers_of(pod))
         wanted = self._wanted.container
         if wanted is None or not pods or wanted in containers:
@@ -224,7 +224,7 @@ class Logs:
         return f"no replica of FleetJob {self._job} has a container {wanted}; there are {there}"
 
     async def _mind(self, jobs: Watched, pods: Watched) -> None:
-        """Run the readers to their end and mark the end in the queue, even after an error."""
+        """Run the readers until they finish, then put the end marker in the queue, even after an error."""
         try:
             await self._read_all(jobs, pods)
         except Exception:
@@ -233,7 +233,7 @@ class Logs:
         await self._lines.put(None)
 
     async def _read_all(self, jobs: Watched, pods: Watched) -> None:
-        """Start a reader for each pod; return once the job has finished and all readers have ended."""
+        """Start a reader for each pod; return when the job has finished and all readers have ended."""
         said, first = "", True
         while True:
             present = [pod for pod in pods.all() if self._wanted.takes(pod)]
@@ -274,7 +274,7 @@ class Logs:
         self._readings[uid] = _Reading(pod, asyncio.create_task(following, name=f"read {replica}"))
 
     def _release(self, running: set[str]) -> None:
-        """Let the readers of ended pods finish; stop readers that receive no more data."""
+        """Let readers of ended pods finish, and stop those that receive no more data."""
         for uid, reading in self._readings.items():
             if uid not in running and reading.release is None:
                 reading.release = asyncio.create_task(self._let_go(reading), name=f"let go of {uid}")
@@ -291,7 +291,7 @@ class Logs:
                 return
 
     async def _follow_pod(self, pod: Mapping[str, Any], params: dict[str, str]) -> None:
-        """Read one pod's log to its end, reconnecting after errors."""
+        """Read one pod's log to the end, reconnecting after errors."""
         reading, position = self._readings[pod["metadata"]["uid"]], Position()
         tries_left = LAST_TRIES
         while True:
@@ -322,7 +322,7 @@ class Logs:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _lives_on(self, pod: Mapping[str, Any]) -> bool:
-        """Return whether the pod with this uid is still running, so that more lines may follow."""
+        """Return whether the pod with this uid is still running, and may thus write more lines."""
         name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
         try:
             found = await self._session.client.get(f"{collection('pods', self._session.namespace)}/{name}")
@@ -342,7 +342,7 @@ class Logs:
 
 
 async def lines_of(chunks: AsyncIterator[bytes], limit: int = LINE_BYTES) -> AsyncIterator[bytes]:
-    """Split a stream of bytes into lines; split lines longer than `limit` into pieces."""
+    """Split a byte stream into lines, and lines longer than `limit` into pieces."""
     held = b""
     async for chunk in chunks:
         held += chunk
@@ -359,11 +359,11 @@ async def lines_of(chunks: AsyncIterator[bytes], limit: int = LINE_BYTES) -> Asy
 
 @dataclass(slots=True)
 class Position:
-    """How far a log has been read, so that another reading of it repeats nothing and misses nothing.
+    """The position up to which a log has been read, used to skip known lines after reconnecting.
 
-    The API server ignores fractions of a second in sinceTime, so the next reading begins with lines that are
-    known. A long line comes in pieces, of which only the first has the timestamp. Timestamps may decrease,
-    because a node's clock may be set back, and because a runtime reads stdout and stderr side by side.
+    The API server ignores fractions of a second in sinceTime, so the next response begins with known lines. A
+    long line comes in pieces, and only the first piece has the timestamp. Timestamps may decrease, because a
+    node's clock may be set back, and because a runtime reads stdout and stderr side by side.
 
     Attributes
     ----------
@@ -384,7 +384,7 @@ class Position:
 
     @classmethod
     def parse(cls, text: str) -> Position:
-        """Return the position that ``str`` has written; that before the first line if `text` is none."""
+        """Parse the output of ``str``; return the start of the log if `text` is invalid."""
         stamp, length, *peaks = text.split(" ") if " " in text else ("", "")
         if not _LENGTH.fullmatch(length):
             return cls()
@@ -398,16 +398,16 @@ class Position:
 
     @property
     def since_time(self) -> str | None:
-        """The sinceTime of the next reading; None before the first line."""
+        """The sinceTime for the next request; None at the start of the log."""
         return f"{self.stamp[:19]}Z" if self.stamp else None
 
     def reopen(self) -> None:
-        """Begin another reading, at `since_time` or earlier."""
+        """Prepare for a new response, which starts at `since_time` or earlier."""
         self._line, self._read = "", 0
         self._ahead = [*self.peaks, self.stamp] if self.stamp else []
 
     def unseen(self, piece: bytes) -> bytes:
-        """Return what no earlier reading has given of the next line, or of the next piece of a long one."""
+        """Return the part of a line, or of a piece of a line, that has not been read before."""
         if (stamp := stamp_of(piece)) and stamp != self._line:
             self._go_to(stamp)
         if len(self._ahead) > 1 or (self._ahead and self._line != self.stamp):
@@ -474,7 +474,7 @@ def replica_of(pod: Mapping[str, Any]) -> str:
 
 
 def has_started(pod: Mapping[str, Any], container: str) -> bool:
-    """Return whether a pod's container has started, and thus has a log."""
+    """Return whether a container of a pod has started and therefore has a log."""
     status = pod.get("status", {})
     for kind in ("containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses"):
         for each in status.get(kind) or ():
@@ -491,7 +491,7 @@ def containers_of(pod: Mapping[str, Any]) -> list[str]:
 
 
 def has_not_ended(pod: Mapping[str, Any]) -> bool:
-    """Return whether a pod has not ended yet."""
+    """Return whether a pod is still pending or running."""
     return pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")
 
 
@@ -501,7 +501,7 @@ def _order(pod: Mapping[str, Any]) -> tuple[str, int]:
 
 
 def stamp_of(line: bytes) -> str:
-    """Return a line's timestamp in UTC, in a form that compares as text, or "" if there is none."""
+    """Return a line's timestamp in UTC, as text that sorts by time, or "" if there is none."""
     found = _STAMP.match(line)
     if found is None:
         return ""
@@ -516,7 +516,7 @@ def stamp_of(line: bytes) -> str:
 
 
 async def _first(*events: asyncio.Event) -> None:
-    """Wait until any of the events is set, then clear all of them."""
+    """Wait until one of the events is set, then clear all of them."""
     waits = [asyncio.create_task(event.wait()) for event in events]
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

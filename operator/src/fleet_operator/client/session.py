@@ -1,4 +1,4 @@
-"""A user's session with an API server: requests about jobs, and refusals as readable messages."""
+"""A user's session with an API server: requests about jobs, with errors that give advice."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SYNC_SECONDS = 60.0
 
 
 class ClusterRefusal(OperatorError):  # noqa: N818  the name describes the event, as the message does
-    """The API server refused a request or did not respond; the message gives advice.
+    """The API server refused a request or did not respond; the message suggests what to do.
 
     Attributes
     ----------
@@ -53,18 +53,18 @@ class ClusterRefusal(OperatorError):  # noqa: N818  the name describes the event
 
 
 class JobNotFoundError(ClusterRefusal):
-    """There is no FleetJob of this name, or it has been deleted."""
+    """The FleetJob does not exist or has been deleted."""
 
 
 class NotInTimeError(OperatorError, TimeoutError):
-    """An awaited event has not happened in time; it may still happen."""
+    """A wait timed out; the awaited event may still happen."""
 
     exit_status = 124  # that of timeout(1)
 
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """The cluster and namespace to use; None means those of the kubeconfig."""
+    """The cluster and namespace to use; None means the default in the kubeconfig."""
 
     kubeconfig: Path | None = None
     context: str | None = None
@@ -90,7 +90,7 @@ class Session:
         self.namespace = namespace
 
     def path(self, name: str, subresource: str = "") -> str:
-        """Return the path of a FleetJob or its subresource, but never that of the collection."""
+        """Return the path of a FleetJob or of its subresource; raise ValueError for an invalid name."""
         if name_problem(name) is not None:
             raise ValueError(f"{name!r} is not a valid name of a FleetJob")
         return "/".join(part for part in (collection(PLURAL, self.namespace), name, subresource) if part)
@@ -107,7 +107,7 @@ class Session:
             return [item async for page in list_pages(self.client, path) for item in page["items"]]
 
     async def pods(self, job: str) -> list[Manifest]:
-        """Return the pods of a job, by name."""
+        """Return the pods of a job, sorted by name."""
         selector = {"labelSelector": f"{LABEL_JOB_NAME}={job}"}
         with self.explained():
             pages = list_pages(self.client, collection("pods", self.namespace), selector)
@@ -123,7 +123,7 @@ class Session:
     async def submit(
         self, manifest: Mapping[str, Any], *, force: bool = False
     ) -> tuple[Manifest | None, Manifest]:
-        """Create a job or apply its changed manifest; return the stored job before, if any, and after.
+        """Create a job or apply its changed manifest; return the previous job, if any, and the new one.
 
         With `force`, fields that other field managers have set differently are taken over.
         """
@@ -155,7 +155,7 @@ class Session:
         return before, after
 
     async def changes(self, name: str) -> AsyncGenerator[Manifest]:
-        """Yield the job now and after each change, until it has finished.
+        """Yield the job immediately and after each change, until it has finished.
 
         Raises
         ------
@@ -178,7 +178,7 @@ class Session:
         timeout_seconds: float | None = None,
         say: Callable[[str], None] | None = None,
     ) -> Summary:
-        """Wait until a job has finished; return it. Call `say` with a line now and after each change.
+        """Wait until a job has finished, and return it; pass each new summary line to `say`.
 
         Raises
         ------
@@ -204,7 +204,7 @@ class Session:
         return job
 
     async def suspend(self, name: str, *, suspended: bool) -> tuple[Manifest, Manifest]:
-        """Suspend or resume a job that has not finished; return the stored job before and after."""
+        """Suspend or resume an unfinished job; return the job before and after the change."""
         before = await self.job(name)
         if bool((before.get("spec") or {}).get("suspend")) == suspended:
             return before, before
@@ -216,7 +216,7 @@ class Session:
             return before, await self.client.merge_patch(self.path(name), patch, manager=MANAGER)
 
     async def scale(self, name: str, trainers: int) -> int:
-        """Change the number of trainers; return the previous number."""
+        """Change the number of trainers, and return the previous number."""
         await self.job(name)
         path, patch = self.path(name, "scale"), {"spec": {"replicas": trainers}}
         with self.explained(name):
@@ -225,7 +225,7 @@ class Session:
         return int(before["spec"].get("replicas", 0))
 
     async def delete(self, name: str, *, wait_seconds: float | None = None) -> None:
-        """Delete a job; with `wait_seconds`, return once its pods are gone, or raise NotInTimeError."""
+        """Delete a job; with `wait_seconds`, wait until its pods are gone, or raise NotInTimeError."""
         with self.explained(name):
             await self.client.delete(self.path(name), {"propagationPolicy": "Background"})
         if wait_seconds is None:
@@ -244,7 +244,7 @@ class Session:
 
     @contextlib.contextmanager
     def explained(self, job: str | None = None) -> Iterator[None]:
-        """Convert an API error within the ``with`` block to a `ClusterRefusal` whose message gives advice."""
+        """Convert API errors from the ``with`` block to `ClusterRefusal` errors that give advice."""
         try:
             yield
         except ApiError as error:
@@ -283,7 +283,7 @@ class Session:
     async def watching(
         self, plural: str, *, job: str | None = None, everywhere: bool = False
     ) -> AsyncIterator[Watched]:
-        """Keep the FleetJobs, or a job's pods, in sync with the API server within the ``with`` block.
+        """Watch the FleetJobs, or the pods of one job, within the ``with`` block.
 
         Raises
         ------
@@ -319,18 +319,18 @@ class Session:
 
 
 class Watched:
-    """The current objects of a watch, and an event that is set whenever they change."""
+    """The current state of watched objects, and an event that is set when an object changes."""
 
     def __init__(self) -> None:
         self.store: Store[Manifest] = Store()
         self.changed = asyncio.Event()
 
     def all(self) -> list[Manifest]:
-        """Return the objects in order of namespace and name."""
+        """Return the objects, sorted by namespace and name."""
         return [entry.value for entry in sorted(self.store, key=lambda entry: entry.key)]
 
     async def change(self, seconds: float | None = None) -> bool:
-        """Wait for the next change; return False on a timeout."""
+        """Wait for the next change; return False after a time-out."""
         try:
             async with asyncio.timeout(seconds):
                 await self.changed.wait()
@@ -341,7 +341,7 @@ class Watched:
 
 
 def last_time(event: Mapping[str, Any]) -> str:
-    """Return the time of an event's latest occurrence."""
+    """Return the time at which an event last occurred."""
     return str(event.get("lastTimestamp") or event["metadata"]["creationTimestamp"])
 
 
@@ -355,13 +355,13 @@ def _whole(manifest: Mapping[str, Any]) -> Entry[Manifest]:
 
 
 def connect(where: Where) -> Connection:
-    """Log in; this may take long if a credential program waits for a person to sign in."""
+    """Log in, which may take long if a credential program waits for the user to sign in."""
     return connect_user(os.environ, kubeconfig=where.kubeconfig, context=where.context)
 
 
 @contextlib.asynccontextmanager
 async def open_session(where: Where) -> AsyncIterator[Session]:
-    """Find the cluster and connect to it; the session ends with the ``with`` block.
+    """Find the cluster and connect to it; the ``with`` block ends the session.
 
     Raises
     ------
@@ -375,7 +375,7 @@ async def open_session(where: Where) -> AsyncIterator[Session]:
 
 
 def in_session(where: Where, work: Callable[[Session], Awaitable[T]]) -> T:
-    """Run `work` from synchronous code, in a separate session and event loop."""
+    """Run `work` from synchronous code, in a new session and event loop."""
 
     async def run() -> T:
         async with open_session(where) as session:

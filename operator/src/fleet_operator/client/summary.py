@@ -1,4 +1,4 @@
-"""Pure functions that summarize FleetJobs, whose status may come from any operator version."""
+"""Pure functions that summarize FleetJobs written by any version of the operator."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Summary:
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> Summary:
-        """Parse a job; an invalid status counts as absent."""
+        """Parse a job, treating an invalid status as missing."""
         metadata, spec = manifest["metadata"], manifest.get("spec") or {}
         try:
             status = FleetJobStatus.model_validate(manifest.get("status") or {})
@@ -59,7 +59,7 @@ class Summary:
 
     @property
     def sentence(self) -> str:
-        """The explanation of the job's state as a sentence for people."""
+        """A sentence that explains the job's state."""
         told = self.status.explanation
         if told is None:
             return "" if (self.raw.get("status") or {}).get("state") else UNSEEN
@@ -70,15 +70,15 @@ class Summary:
 
     @property
     def progress(self) -> str:
-        """The progress of the training run, in a word."""
+        """The training progress in short, such as 42%."""
         return self.status.progress.summary if self.status.progress is not None else ABSENT
 
     def age(self, now: datetime) -> str:
-        """Return how long ago the job was created."""
+        """Return the time since the job was created."""
         return ABSENT if self.created is None else age((now - self.created).total_seconds())
 
     def line(self) -> str:
-        """Return a line with all values that can change."""
+        """Return one line with all displayed values that can change."""
         status = self.status
         columns = status.columns
         counts = [f"pservers {columns.pservers}"] if columns.pservers else []
@@ -129,7 +129,7 @@ def _table(table: TableStatistics) -> str:
 
 
 def age(seconds: float) -> str:
-    """Format a duration like kubectl: 45s, 12m, 5h, 3d."""
+    """Format a duration as kubectl does: 45s, 12m, 5h, 3d."""
     for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= 2 * size:
             return f"{int(seconds // size)}{unit}"
@@ -137,7 +137,7 @@ def age(seconds: float) -> str:
 
 
 def size(num_bytes: int) -> str:
-    """Format an amount of memory: 512 B, 12.5 MB, 3.2 GB."""
+    """Format a number of bytes: 512 B, 12.5 MB, 3.2 GB."""
     for unit, exponent in (("GB", 9), ("MB", 6), ("kB", 3)):
         if num_bytes >= 10**exponent:
             return f"{num_bytes / 10**exponent:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""Delays for a job's events and status writes, so that one pass or write covers several of them.
+"""Delays a job's passes and status writes, so that one pass or write covers several changes.
 
 Each pod changes several times between its creation and its start: it gets a node, it is initialized, and its
 containers start. In a burst of jobs, most passes would handle such events, and status writes would compete
@@ -37,7 +37,7 @@ MOST_OBJECTS = 32
 
 
 def debounce(status: FleetJobStatus) -> timedelta | None:
-    """Return how long a job's events may wait after its last pass, or None if they must not wait.
+    """Return how long events may wait after a job's last pass, or None if they must not wait.
 
     Before all pods exist, the next creation may depend on the latest event. Once the job runs, its end should
     be reported without delay.
@@ -47,7 +47,7 @@ def debounce(status: FleetJobStatus) -> timedelta | None:
 
 
 class StatusBatching:
-    """Tracks how long statuses have been waiting to be written."""
+    """Tracks how long each job's status has been waiting to be written."""
 
     def __init__(self) -> None:
         # When a status began to wait, and when its number of running replicas began to differ.
@@ -81,11 +81,11 @@ class StatusBatching:
         return timedelta(seconds=left) if left > 0 else None
 
     def hurry(self, key: Key) -> None:
-        """Stop delaying a job's status update, because reconciling the job failed."""
+        """Stop delaying a job's status write, because a pass over the job failed."""
         self._waiting[key] = (float("-inf"), None)
 
     def forget(self, key: Key) -> None:
-        """Forget a job that is gone or whose status has been written."""
+        """Forget a job that was deleted or whose status has been written."""
         self._waiting.pop(key, None)
 
 
@@ -94,7 +94,7 @@ def _only_counts(plan: Plan) -> bool:
 
 
 def _only_begins(job: FleetJob, plan: Plan) -> bool:
-    """Return whether a job's first plan needs no status yet: it only creates objects and has no events."""
+    """Return whether a job's first plan only creates objects, so that its status can be written later."""
     creates = all(isinstance(action, CreatePod | CreateService) for action in plan.actions)
     few = len(plan.actions) <= MOST_OBJECTS
     # If the number of trainers may change, the status must record the one in the pods' environment.
@@ -103,11 +103,11 @@ def _only_begins(job: FleetJob, plan: Plan) -> bool:
 
 
 def _tell_of_as_many(one: FleetJobStatus, other: FleetJobStatus) -> bool:
-    """Return whether two statuses report the same number of running or completed replicas."""
+    """Return whether two statuses have the same counts of running or completed replicas."""
     return _ups(one) == _ups(other)
 
 
 def _ups(status: FleetJobStatus) -> tuple[str, ...]:
-    """Return the numbers of running or completed replicas, such as the first number in ``1/2``."""
+    """Return each role's count of running or completed replicas, as in the columns of kubectl."""
     columns = status.columns
     return tuple((column or "0").partition("/")[0] for column in (columns.pservers, columns.trainers))

@@ -1,4 +1,4 @@
-"""Leader election: only the operator that holds a coordination.k8s.io Lease is active.
+"""Leader election with a coordination.k8s.io Lease: only the operator that holds it is active.
 
 Invariants
 ----------
@@ -49,13 +49,13 @@ TRIES = 5
 
 
 class NotLeadingError(ClusterError):
-    """Another operator may be active, so this operator must not write."""
+    """Another operator may be the leader, so this operator must not write."""
 
     transient = True
 
 
 class Election:
-    """One operator's participation in the election.
+    """One operator's part in the leader election.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ class Election:
 
     @property
     def leads(self) -> bool:
-        """True if this operator holds the lease at this moment."""
+        """True if this operator holds the lease now."""
         return self._clock.monotonic() < self._until
 
     def check(self) -> None:
@@ -141,7 +141,7 @@ class Election:
         logger.error("the lease %s is lost: it could not be renewed in time", self._lease.name)
 
     async def release(self) -> None:
-        """Release the lease; an attempt in progress ends first, and no other follows."""
+        """Release the lease after any attempt in progress has ended; no further attempts are made."""
         self._until = float("-inf")
         self._releases += 1
         try:
@@ -159,7 +159,7 @@ class Election:
         return self._lease.seconds / TRIES
 
     async def _try(self) -> bool:
-        """Acquire or renew the lease; return whether it is held, or False if it was released meanwhile."""
+        """Try to acquire or renew the lease; return whether this operator now holds it."""
         releases = self._releases
         async with self._trying:
             if releases != self._releases:
@@ -186,7 +186,7 @@ class Election:
         return True
 
     async def _take(self) -> bool:
-        """Acquire the lease if it was released, has expired, or already names this operator."""
+        """Acquire the lease if it was released, has expired, or names this operator as its holder."""
         lease = self._lease
         found = await lease.read()
         if found is None:
@@ -212,7 +212,7 @@ class Election:
         return True
 
     async def _make(self) -> bool:
-        """Create the lease unless another operator may still rely on the previous one."""
+        """Create the lease, unless the holder of a deleted lease may still consider itself the leader."""
         lease, now = self._lease, self._clock.monotonic()
         if self._gone_since is None:
             self._gone_since = now
@@ -233,7 +233,7 @@ class Election:
 
 
 class Lease:
-    """The Lease object.
+    """The Lease object in the cluster.
 
     Parameters
     ----------
@@ -291,18 +291,18 @@ class Lease:
         self.held = await self._client.create(self._collection, manifest)
 
     async def take(self, found: dict[str, Any]) -> None:
-        """Take over the lease; raise an error on a conflict, which shows that another operator wrote it."""
+        """Take over the lease; raise an error if another operator changes it at the same time."""
         found["spec"] = self._manifest(found.get("spec") or {})["spec"]
         self.held = await self._client.replace(self._path, found)
 
     async def renew(self) -> None:
-        """Renew the lease; raise an error on a conflict, because only the holder should write it."""
+        """Renew the lease; raise an error if another operator has changed it."""
         lease = self.held or {}
         lease["spec"] |= {"renewTime": self._now()}
         self.held = await self._client.replace(self._path, lease)
 
     async def empty(self) -> None:
-        """Clear the holder of our lease, whichever of our attempts wrote it last."""
+        """Clear the holder of the lease if it is this operator."""
         while True:
             lease = self.held or await self.read()
             if lease is None or (lease.get("spec") or {}).get("holderIdentity") != self.identity:
@@ -319,7 +319,7 @@ class Lease:
             return
 
     def _manifest(self, before: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the lease with this operator as the holder; count a transition if the holder changes."""
+        """Return the Lease with this operator as its holder; count a transition if the holder changes."""
         transitions, holder = before.get("leaseTransitions") or 0, before.get("holderIdentity")
         now = self._now()
         return {

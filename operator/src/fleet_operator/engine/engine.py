@@ -1,4 +1,4 @@
-"""The engine, whose workers take keys from the queue and reconcile jobs until the engine is stopped.
+"""The engine, whose workers take jobs from the queue and reconcile them.
 
 It drives any `fleet_operator.cluster.Cluster`, either an API server or this machine. Everything runs on one
 event loop, from which `enqueue` and `stop` must be called.
@@ -36,7 +36,7 @@ STOP_SECONDS = 5.0
 
 
 class Engine:
-    """Reconciles enqueued jobs.
+    """Reconciles enqueued jobs with a bounded number of workers.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ class Engine:
         self._passes: set[asyncio.Task[None]] = set()
 
     def enqueue(self, key: Key, after: timedelta | None = None) -> None:
-        """Enqueue a job, optionally after a delay. Repeated calls are cheap and harmless."""
+        """Enqueue a job, optionally after a delay; enqueueing it again is cheap and harmless."""
         if after is None:
             self._queue.add(key)
             self._news.setdefault(key, self._clock.monotonic())
@@ -106,19 +106,19 @@ class Engine:
         self._wake.set()
 
     def _has_begun(self, key: Key) -> bool:
-        """Return whether a job has been reconciled, by this operator or a previous leader."""
+        """Return whether this operator or an earlier leader has already reconciled a job."""
         if key in self._known:
             return True
         job = self._cluster.job(key)
         return job is not None and job.status.state is not None
 
     def stop(self) -> None:
-        """Make `run` return once the passes in progress have ended."""
+        """Make `run` return once the passes in progress have finished."""
         self._stopping = True
         self._wake.set()
 
     async def run(self) -> None:
-        """Reconcile until `stop` is called. No pass is in progress when this returns or is cancelled."""
+        """Reconcile jobs until `stop` is called; all passes have ended when this returns or is cancelled."""
         resync = None if self._resync is None else asyncio.create_task(self._resync_forever(self._resync))
         try:
             while not self._stopping:
@@ -147,7 +147,7 @@ class Engine:
         self._wake.set()
 
     async def _sleep(self) -> None:
-        """Wait until a key is enqueued, a worker is free, or a delayed key is due."""
+        """Wait until a key is enqueued, a worker becomes free, or a delayed key is due."""
         due = self._queue.next_due()
         timeout = None if due is None else max(0.0, due - self._clock.monotonic())
         if len(self._passes) >= self._workers:
@@ -177,7 +177,7 @@ class Engine:
         self._observer.passed(key, outcome.result, now - started)
 
     def _settle(self, key: Key, outcome: Outcome, now: float) -> None:
-        """Return a key to the queue with the time of its next pass."""
+        """Return a key to the queue and schedule its next pass."""
         if outcome.result is Result.GONE:
             self._known.discard(key)
         else:

@@ -1,4 +1,4 @@
-"""The clock, result and observer of a pass over a job."""
+"""The clock, results and observer of passes over jobs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Clock(Protocol):
-    """A clock that gives both the time of day and monotonic time."""
+    """A clock with the time of day and monotonic time."""
 
     def now(self) -> datetime:
         """Return the current time with its time zone; used for plans and statuses."""
@@ -71,7 +71,7 @@ class Outcome:
 
 
 class Observer:
-    """An observer of passes that does nothing; subclasses, such as the metrics, override its methods."""
+    """Hooks that are called during passes and do nothing by default; the metrics override them."""
 
     def passed(self, key: Key, result: Result, seconds: float) -> None:
         """Observe the end of a pass over a job, with its result and duration."""
@@ -83,7 +83,7 @@ class Observer:
         """Observe a completed action."""
 
     def queued(self, depth: int) -> None:
-        """Observe the number of keys that are waiting for a worker."""
+        """Observe the number of keys waiting for a worker."""
 
     def waited(self, seconds: float) -> None:
-        """Observe how long a key waited for a worker after its first event."""
+        """Observe how long a key has waited for a worker since its first event."""

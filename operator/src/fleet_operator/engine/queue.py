@@ -1,4 +1,4 @@
-"""The work queue, which selects the next key to reconcile. It is pure: no tasks, locks or clock.
+"""The work queue, which selects the next job to reconcile; pure, without tasks, locks or a clock.
 
 Invariants
 ----------
@@ -29,7 +29,7 @@ AHEAD_IN_A_ROW = 8
 
 
 class WorkQueue(Generic[K]):
-    """A queue of keys; at most one worker at a time processes a key.
+    """A queue of keys, each of which is processed by at most one worker at a time.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ class WorkQueue(Generic[K]):
         self._resting: dict[K, float] = {}  # the end of each key's rest, possibly in the past
 
     def __len__(self) -> int:
-        """Return the number of ready keys, including those whose delay had ended by the last `take`."""
+        """Return the number of ready keys, including delayed keys that were due at the last `take`."""
         return len(self._ready)
 
     def add(self, key: K) -> None:
@@ -73,12 +73,12 @@ class WorkQueue(Generic[K]):
             self._ready.add(key)
 
     def add_at(self, key: K, moment: float) -> None:
-        """Queue `key` at `moment`, unless it is due earlier."""
+        """Queue `key` at `moment`, unless it is already due earlier."""
         if key not in self._held:
             self._delays.put(key, moment)
 
     def take(self, now: float) -> K | None:
-        """Return the next key, or None. The caller must later pass the key to `done` or `failed`.
+        """Return the next key or None; the caller must pass the key to `done` or `failed` afterwards.
 
         This cancels the key's delay, because its pass determines the next one.
         """
@@ -118,7 +118,7 @@ class WorkQueue(Generic[K]):
         return delay
 
     def next_due(self) -> float | None:
-        """Return the earliest time at which a delayed key is due, or None."""
+        """Return the earliest time at which a delayed key becomes due, or None."""
         return self._delays.first()
 
     def _give_back(self, key: K) -> None:
@@ -130,7 +130,7 @@ class WorkQueue(Generic[K]):
 
 
 class Delays(Generic[K]):
-    """Keys and the times at which they are due."""
+    """Delayed keys, and the times at which they become due."""
 
     def __init__(self) -> None:
         self._due: dict[K, float] = {}
@@ -138,7 +138,7 @@ class Delays(Generic[K]):
         self._sequence = 0
 
     def put(self, key: K, moment: float) -> None:
-        """Make `key` due at `moment`, unless it is due earlier."""
+        """Make `key` due at `moment`, unless it is already due earlier."""
         if (due := self._due.get(key)) is not None and due <= moment:
             return
         self._due[key] = moment
@@ -150,13 +150,13 @@ class Delays(Generic[K]):
         self._due.pop(key, None)
 
     def first(self) -> float | None:
-        """Return the earliest time at which any key is due, or None."""
+        """Return the earliest due time, or None if there are no delayed keys."""
         while self._heap and self._due.get(self._heap[0][2]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
     def pop(self, now: float) -> Iterator[K]:
-        """Remove and return the due keys, ordered by time."""
+        """Remove the due keys and return them, earliest first."""
         while (due := self.first()) is not None and due <= now:
             _, _, key = heapq.heappop(self._heap)
             del self._due[key]
@@ -164,7 +164,7 @@ class Delays(Generic[K]):
 
 
 class Backoff(Generic[K]):
-    """Exponential back-off for each key.
+    """Exponential backoff per key.
 
     Parameters
     ----------
@@ -192,7 +192,7 @@ class Backoff(Generic[K]):
 
 
 class ReadyKeys(Generic[K]):
-    """The ready keys in order, without duplicates.
+    """The keys ready for processing, ordered by priority and without duplicates.
 
     Parameters
     ----------
@@ -216,13 +216,13 @@ class ReadyKeys(Generic[K]):
         return len(self._waiting)
 
     def add(self, key: K) -> None:
-        """Append `key` to the keys of its priority; a queued key keeps its position."""
+        """Append `key` to its priority's keys; a key that is already queued keeps its position."""
         if key not in self._waiting:
             self._waiting.add(key)
             (self._first if self._ahead(key) else self._others).append(key)
 
     def pop(self) -> K | None:
-        """Remove and return the next key that may be processed now, or return None."""
+        """Remove and return the next key that is not being processed, or None."""
         has_room = self._others_at_once is None or len(self._others_out) < self._others_at_once
         its_turn = self._others and has_room and self._in_a_row >= AHEAD_IN_A_ROW
         if self._first and not its_turn:
@@ -238,5 +238,5 @@ class ReadyKeys(Generic[K]):
         return key
 
     def back(self, key: K) -> None:
-        """Record that a key from `pop` is no longer being processed."""
+        """Record that a key returned by `pop` is no longer being processed."""
         self._others_out.discard(key)

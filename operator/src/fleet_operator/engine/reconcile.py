@@ -1,4 +1,4 @@
-"""A pass over a job: take a snapshot, make a plan, write the status once, and carry out the actions.
+"""One pass over a job: take a snapshot, plan, write the status once, and execute the actions.
 
 The status is written first: with a stale snapshot the write conflicts before anything is created or deleted,
 and the plan is discarded. Only a job's first status may wait until its pods run (`engine.batching`): until
@@ -50,7 +50,7 @@ AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class _Untold:
-    """Statuses whose writes may have failed, with their events."""
+    """Statuses, with their events, for which it is unknown whether the write succeeded."""
 
     uid: str | None
     before: FleetJobStatus  # the status on which they are based
@@ -58,7 +58,7 @@ class _Untold:
 
 
 class Reconciler:
-    """Reconciles a job by carrying out its plan.
+    """Reconciles jobs by planning each one's next step and executing the plan.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ class Reconciler:
         return await self._act(key, written, plan)
 
     async def _plan(self, job: FleetJob, observed: Observed) -> Plan:
-        """Make a plan on the event loop or, for a large job whose logs may be slow to read, in a thread.
+        """Plan on the event loop or, for a large job, in a thread because planning may be slow.
 
         In the meantime, the loop handles other jobs and renews the lease. A change of the job itself leads to
         another pass.
@@ -131,7 +131,7 @@ class Reconciler:
         return written
 
     def _note_unreported(self, key: Key, job: FleetJob, plan: Plan) -> None:
-        """Store a status, with its events, that may have been written although an error was reported."""
+        """Remember a status and its events, because a failed write may still have taken effect."""
         untold = self._unreported.get(key)
         if untold is None or (untold.uid, untold.before) != (job.metadata.uid, job.status):
             untold = _Untold(job.metadata.uid, job.status, ())
@@ -140,7 +140,7 @@ class Reconciler:
         self._unreported[key] = replace(untold, tries=tries)
 
     async def _tell_late(self, key: Key) -> None:
-        """Record the events of a status that was written although its write had seemed to fail.
+        """Record the events of a status that was written although the write reported an error.
 
         No later plan contains them: an event belongs to the first status that reports it.
         """
@@ -153,7 +153,7 @@ class Reconciler:
             await self._cluster.record(job, event)
 
     async def _act(self, key: Key, job: FleetJob, plan: Plan) -> Outcome:
-        """Carry out the actions in order until one is refused, then record the events."""
+        """Execute the actions in order, up to the first one refused, then record the events."""
         outcome = Outcome(Result.DONE, plan.requeue_after, debounce(plan.status))
         for together in _in_order(plan.actions):
             if refused := await self._apply(job, together):
@@ -166,7 +166,7 @@ class Reconciler:
         return outcome
 
     async def _apply(self, job: FleetJob, actions: Sequence[Action]) -> list[tuple[Action, Exception]]:
-        """Carry out independent actions concurrently; return those that were refused, in order.
+        """Execute independent actions concurrently; return the refused ones, in order.
 
         After a refusal, no further action starts, and actions in progress are completed.
         """
@@ -193,7 +193,7 @@ class Reconciler:
     async def _refused(
         self, key: Key, job: FleetJob, plan: Plan, refused: Iterable[tuple[Action, Exception]]
     ) -> Outcome:
-        """Handle refusals: a conflict causes another pass; otherwise, report the first refusal.
+        """Handle refusals: start another pass after a conflict, otherwise report the first refusal.
 
         The deadlines of the plan remain valid, because its status has been written.
         """
@@ -211,7 +211,7 @@ class Reconciler:
         return Outcome(result, plan.requeue_after, at_least=wait or None)
 
     async def _report_refusal(self, key: Key, job: FleetJob, action: Action, refusal: Exception) -> None:
-        """Log and record a refused action, unless the same refusal was the last one reported.
+        """Log a refused action and record an event, unless it was already reported.
 
         No event reports an overloaded or unavailable cluster, which the job's owner could not correct.
         """
@@ -236,7 +236,7 @@ class Reconciler:
 
 
 def _in_order(actions: Iterable[Action]) -> Iterator[Sequence[Action]]:
-    """Split the actions into consecutive steps: a run of adjacent pods is one step, any other action another.
+    """Group the actions into steps: adjacent pod actions form one step, any other action its own.
 
     The pod that determines the key of a life is also a step of its own.
     """
@@ -252,7 +252,7 @@ def _settles_key(action: Action) -> bool:
 
 
 def retry_after(refusal: Exception) -> timedelta | None:
-    """Return how long the cluster asks clients to wait before retrying, or None."""
+    """Return the delay that the cluster requests before a retry, or None."""
     seconds = refusal.retry_after_seconds if isinstance(refusal, ClusterError) else 0.0
     return timedelta(seconds=seconds) if seconds else None
 

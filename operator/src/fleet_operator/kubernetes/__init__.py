@@ -1,1 +1,1 @@
-"""The Kubernetes cluster, which reads from an informer cache and writes to the API server."""
+"""A Kubernetes cluster: reads come from an informer cache, writes go to the API server."""

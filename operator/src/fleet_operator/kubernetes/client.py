@@ -1,4 +1,4 @@
-"""A thin typed client for the API server on one shared aiohttp session, and the resources that it reads.
+"""A typed API client on one shared aiohttp session, and the resources that it accesses.
 
 Objects are plain mappings. A response other than a success raises an `ApiError` with the server's own
 message. The client never retries: its callers know whether a retry makes sense. A token bucket limits the
@@ -40,7 +40,7 @@ PODS, SERVICES = "pods", "services"
 
 
 class Resource(NamedTuple):
-    """A kind of object that the API server stores."""
+    """A resource type of the API server."""
 
     api_version: str
     kind: str
@@ -48,7 +48,7 @@ class Resource(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The unique name of the resource, in kubectl's form."""
+        """The unique name of the resource, in kubectl's notation."""
         group = self.api_version.rpartition("/")[0]
         return f"{self.plural}.{group}" if group else self.plural
 
@@ -98,7 +98,7 @@ APPLY_PATCH = "application/apply-patch+yaml"
 
 
 class TokenBucket:
-    """A rate limiter that admits a burst immediately, then callers at a steady rate in FIFO order.
+    """A rate limiter that admits an initial burst, then callers at a steady rate in FIFO order.
 
     Parameters
     ----------
@@ -122,7 +122,7 @@ class TokenBucket:
         self._counted_at = monotonic()
 
     async def take(self) -> None:
-        """Wait for a token; if the caller is cancelled, the token is lost."""
+        """Wait for a token; a cancelled caller loses its token."""
         if (wait := self.reserve()) > 0:
             await asyncio.sleep(wait)
 
@@ -136,7 +136,7 @@ class TokenBucket:
 
 
 class ApiError(ClusterError):
-    """The API server responded with an error, or did not respond (status 0).
+    """The API server returned an error, or did not respond (status 0).
 
     Attributes
     ----------
@@ -167,7 +167,7 @@ class ApiError(ClusterError):
 
 
 class ApiClient:
-    """A client of one API server.
+    """A client for one API server.
 
     Parameters
     ----------
@@ -206,14 +206,14 @@ class ApiClient:
         await self.close()
 
     async def start(self) -> None:
-        """Open the session; connections are opened on demand."""
+        """Open the session; connections are made on demand."""
         https = self._connection.server.startswith("https:")
         self._server_name = self._connection.tls_server_name if https else None
         timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS, sock_connect=CONNECT_SECONDS)
         self._session = _session(self._connection, {"Accept": "application/json"}, timeout=timeout)
 
     async def close(self) -> None:
-        """Close every connection."""
+        """Close all connections."""
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -237,13 +237,13 @@ class ApiClient:
         return await self._request("POST", path, params=params, body=manifest)
 
     async def replace(self, path: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        """Replace the object at `path`; if the manifest has a resourceVersion, it must be the current one."""
+        """Replace the object at `path`; a resourceVersion in the manifest must be the current one."""
         return await self._request("PUT", path, body=manifest)
 
     async def merge_patch(
         self, path: str, patch: Mapping[str, Any], *, manager: str | None = None
     ) -> dict[str, Any]:
-        """Merge `patch` into the object at `path` with `manager` as the field manager."""
+        """Apply a merge patch to the object at `path`, with `manager` as the field manager."""
         params = {"fieldManager": manager} if manager is not None else None
         return await self._request("PATCH", path, params=params, body=patch, content_type=MERGE_PATCH)
 
@@ -258,7 +258,7 @@ class ApiClient:
         return await self._request("PATCH", path, params=params, body=manifest, content_type=APPLY_PATCH)
 
     async def delete(self, path: str, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Delete the object at `path` with the preconditions in `options`; return the server's response."""
+        """Delete the object at `path`, with the preconditions in `options`; return the response."""
         body = {"apiVersion": "v1", "kind": "DeleteOptions", **options}
         return await self._request("DELETE", path, body=body)
 
@@ -266,7 +266,7 @@ class ApiClient:
     async def stream(
         self, path: str, params: Mapping[str, str], *, silence_seconds: float
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Open a watch; the context yields the lines of its response.
+        """Open a watch; the context manager yields the lines of its response.
 
         Raises
         ------
@@ -282,7 +282,7 @@ class ApiClient:
     async def chunks(
         self, path: str, params: Mapping[str, str], *, silence_seconds: float | None = None
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Open an endless response, such as a log; the context yields its bytes as they arrive.
+        """Open an endless response, such as a log; the context manager yields its bytes as they arrive.
 
         Raises
         ------
@@ -363,7 +363,7 @@ class ApiClient:
 
 
 class _Token:
-    """The Authorization header, which is renewed periodically because a token file may change."""
+    """The Authorization header, which is reloaded periodically because the token file may change."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -371,7 +371,7 @@ class _Token:
         self._read_at = -TOKEN_SECONDS
 
     def headers(self) -> dict[str, str]:
-        """Return the header, if any; raise ApiError if there are no credentials now."""
+        """Return the header, if any; raise ApiError if no credentials are available now."""
         now = time.monotonic()
         if now - self._read_at >= TOKEN_SECONDS:
             try:
@@ -391,7 +391,7 @@ def open_session(
     on_answer: Callable[[str, Mapping[str, str], int], None],
     on_request: OnRequest | None = None,
 ) -> aiohttp.ClientSession:
-    """Open a session for code that uses the API server directly, with the current token.
+    """Open a session with the current token, for code that uses the API server directly.
 
     Parameters
     ----------
@@ -444,7 +444,7 @@ def _session(connection: Connection, headers: Mapping[str, str], **options: Any)
 
 
 def _through_socks(proxy: str, tls: ssl.SSLContext | bool) -> aiohttp.TCPConnector:
-    """Return a connector for a SOCKS proxy, which converts the proxy's errors to aiohttp's."""
+    """Return a connector for a SOCKS proxy that converts the proxy's errors to aiohttp errors."""
     from aiohttp_socks import ProxyConnectionError, ProxyConnector, ProxyError, ProxyTimeoutError
 
     class Connector(ProxyConnector):
@@ -460,7 +460,7 @@ def _through_socks(proxy: str, tls: ssl.SSLContext | bool) -> aiohttp.TCPConnect
 
 
 async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Split a response into lines of any length, because aiohttp's own reader refuses long lines."""
+    """Split a response into lines of any length; aiohttp's own reader refuses long lines."""
     parts: list[bytes] = []
     async for chunk in chunks:
         head, *rest = chunk.split(b"\n")
@@ -497,7 +497,7 @@ def _encode(body: Mapping[str, Any], content_type: str) -> bytes:
 
 
 def _resource(path: str) -> str:
-    """Return the resource named by a path, such as ``pods`` or ``fleetjobs/status``."""
+    """Return the resource that a path refers to, such as ``pods`` or ``fleetjobs/status``."""
     parts = path.strip("/").split("/")
     parts = parts[2:] if parts[0] == "api" else parts[3:]  # /api/v1/… or /apis/GROUP/VERSION/…
     if parts[:1] == ["namespaces"] and len(parts) > 2:

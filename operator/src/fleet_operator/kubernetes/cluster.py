@@ -1,4 +1,4 @@
-"""A Kubernetes cluster, which reads from memory and writes to the API server.
+"""The Kubernetes cluster: reads come from the informer cache, writes go to the API server.
 
 The response to a write counts as an event, so a write need not wait for the watch. A deletion is different,
 because the server may respond with the pod's state before the deletion. Until the watch confirms the
@@ -57,7 +57,7 @@ _WRITTEN_BY_AUTHORS = (PODS, FEATURES["checkpointClaims"].key)
 
 
 class KubernetesCluster:
-    """The cluster of one API server.
+    """A cluster behind one API server.
 
     Parameters
     ----------
@@ -99,11 +99,11 @@ class KubernetesCluster:
         view.subscribe(self._tidy)
 
     def job(self, key: Key) -> FleetJob | None:
-        """Return the newest known version of a job, or None if it is gone."""
+        """Return the newest known version of a job, or None if the job is gone."""
         return self._view.jobs.get(key)
 
     def observe(self, job: FleetJob) -> Observed | None:
-        """Return the objects of `job`, or None until they and the effects of our own writes are observed."""
+        """Return the objects of `job`, or None while the cache lacks them or our own writes."""
         key = Key.of(job)
         if not self._view.scope_of(key.namespace).shows_what_jobs_own:
             return None
@@ -161,10 +161,10 @@ class KubernetesCluster:
         )
 
     def _admission(self, key: Key, job: FleetJob, pods: Iterable[ObservedPod]) -> Admission | None:
-        """Return what Kueue says of a job's group, where that matters; None until it is known.
+        """Return the admission state of a job's Kueue group, or None while it is unknown.
 
-        While the pods are gated, it is why. Where a group has lost its pods, Kueue may have been told to stop
-        it while this operator did not run.
+        The state matters in two cases. While pods are gated, it gives the reason. If a group has lost its
+        pods, Kueue may have stopped it while no operator was running.
         """
         if self._view.admissions is None or job.gang is not Gang.KUEUE:
             return NOTHING_SAID
@@ -180,7 +180,7 @@ class KubernetesCluster:
         return NOTHING_SAID if said is None and is_gated else said
 
     def _departed(self, key: Key, job: FleetJob) -> tuple[ObservedPod, ...]:
-        """Return the final state of each replica's latest deleted pod; forget its earlier deleted pods."""
+        """Return each replica's latest deleted pod in its final state; forget earlier ones."""
         departed = self._view.owned.pods.departed(key)
         latest: dict[str, ObservedPod] = {}
         for entry in departed:
@@ -221,7 +221,7 @@ class KubernetesCluster:
         return self._view.jobs.put(answer, tells=False) or read_job(answer)
 
     async def apply(self, job: FleetJob, action: Action) -> None:
-        """Carry out an action, which is safe to repeat."""
+        """Execute an action, which is safe to repeat."""
         match action:
             case CreateService(manifest):
                 await self._create(job, SERVICES, manifest)
@@ -241,11 +241,11 @@ class KubernetesCluster:
                 await self._delete_job(job, uid)
 
     async def record(self, job: FleetJob, event: Event) -> None:
-        """Record an event for people. A failure is logged, never raised."""
+        """Record a Kubernetes event; log failures instead of raising them."""
         await self._events.record(Subject(*Key.of(job), job.metadata.uid or ""), event)
 
     async def _create(self, job: FleetJob, resource: str, manifest: Mapping[str, Any]) -> bool:
-        """Create an object; return whether it is new."""
+        """Create an object; return whether it did not exist before."""
         key, name = Key.of(job), manifest["metadata"]["name"]
         before = self._refusals.last(key)
         try:
@@ -287,7 +287,7 @@ class KubernetesCluster:
             self._leaving.add(action.uid)
 
     async def _delete_seen(self, job: FleetJob, resource: str, name: str) -> None:
-        """Delete an object other than a pod at its last known version, if the job owns it."""
+        """Delete an object, other than a pod, at its last observed version if the job owns it."""
         entry = self._view.owned.stores[resource].get(Key(job.metadata.namespace, name))
         if entry is not None and _is_owned(entry, job):
             await self._delete_own(job, resource, name, _only(entry.uid, str(entry.version)))
@@ -302,7 +302,7 @@ class KubernetesCluster:
     async def _delete_own(
         self, job: FleetJob, resource: str, name: str, options: Mapping[str, Any]
     ) -> Mapping[str, Any] | None:
-        """Delete an object like `_delete`; after a conflict, look it up too, because the watch may lag."""
+        """Delete an object; on a conflict, also refresh the cache, because the watch may lag."""
         try:
             return await self._delete(f"{collection(resource, job.metadata.namespace)}/{name}", options)
         except ConflictError:
@@ -310,7 +310,7 @@ class KubernetesCluster:
             raise
 
     async def _delete(self, path: str, options: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Delete an object; return the response, or None if it is gone. Raise ConflictError if it changed."""
+        """Delete an object; return the response, None if it is gone, or raise ConflictError."""
         try:
             return await self._client.delete(path, options)
         except ApiError as error:
@@ -329,7 +329,7 @@ class KubernetesCluster:
 def metrics_readers(
     namespace: str, others: Sequence[Mapping[str, Any]] = ()
 ) -> tuple[Mapping[str, Any], ...]:
-    """Return the NetworkPolicy peers that may read jobs' metrics: the operator's namespace plus `others`.
+    """Return the NetworkPolicy peers that may read jobs' metrics: the operator's namespace and `others`.
 
     Parameters
     ----------
@@ -355,12 +355,12 @@ def _resource_of(ref: ObjectRef) -> Resource:
 
 
 def _is_owned(entry: Entry[Any], job: FleetJob) -> bool:
-    """Return whether the job with this uid owns an object."""
+    """Return whether a job owns an object, judged by the job's uid."""
     return entry.owner is not None and entry.owner.uid == job.metadata.uid
 
 
 def _is_left_over(entry: Entry[Any], job: FleetJob) -> bool:
-    """Return whether an object belongs to a deleted job of the same name."""
+    """Return whether an object belongs to a deleted job with the same name."""
     return entry.owner is not None and entry.owner.kind == KIND and entry.owner.name == job.metadata.name
 
 
@@ -369,7 +369,7 @@ def _job_path(job: FleetJob) -> str:
 
 
 class UnseenDeletions:
-    """The uids of pods that we have deleted but that the cache may still contain.
+    """The uids of pods that the operator has deleted but the cache may still contain.
 
     Parameters
     ----------
@@ -388,5 +388,5 @@ class UnseenDeletions:
         self._until[uid] = now + UNSEEN_SECONDS
 
     def __contains__(self, uid: str) -> bool:
-        """Return whether a pod was deleted within the last `UNSEEN_SECONDS`."""
+        """Return whether we deleted a pod within the last `UNSEEN_SECONDS`."""
         return self._until.get(uid, 0.0) > self._monotonic()

@@ -1,4 +1,4 @@
-"""Records a job's events, which ``kubectl describe`` shows.
+"""Records a job's events, as shown by ``kubectl describe``.
 
 An event is recorded once. If the API server is busy or unavailable, it is retried for half a minute in the
 background, under the same name, so that a lost response causes no duplicate. An operator that ends before
@@ -36,7 +36,7 @@ AGAIN_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 
 
 class Subject(NamedTuple):
-    """The job that an event concerns."""
+    """The job that an event is about."""
 
     namespace: str
     name: str
@@ -44,7 +44,7 @@ class Subject(NamedTuple):
 
 
 class _News(NamedTuple):
-    """An event whose name and time are the same in all retries."""
+    """An event to be posted; retries keep its name and time."""
 
     job: Subject
     event: Event
@@ -58,7 +58,7 @@ class _Told(NamedTuple):
 
 
 class EventRecorder:
-    """Creates events, or increments the count of an existing event when it repeats."""
+    """Creates events, and increments the count of an event that repeats."""
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
@@ -66,7 +66,7 @@ class EventRecorder:
         self._trying: set[asyncio.Task[None]] = set()
 
     async def record(self, job: Subject, event: Event) -> None:
-        """Record an event; log a failure instead of raising it, and retry a transient one."""
+        """Post an event, retrying transient failures; log a failure instead of raising it."""
         news = _News(job, event, f"{job.name}.{secrets.token_hex(8)}", _now())
         error = await self._tell(news)
         if error is not None and error.transient and len(self._trying) < REMEMBERED:
@@ -75,7 +75,7 @@ class EventRecorder:
             trying.add_done_callback(self._trying.discard)
 
     async def close(self) -> None:
-        """Discard events that are waiting for a retry."""
+        """Discard events that are waiting to be retried."""
         trying = list(self._trying)
         for task in trying:
             task.cancel()
@@ -90,7 +90,7 @@ class EventRecorder:
             last = await self._tell(news)
 
     async def _tell(self, news: _News) -> ClusterError | None:
-        """Create an event or increment the count of an equal event; return the error, if any."""
+        """Post an event, or increment the count of an equal one; return the error, if any."""
         same = (news.job.uid, news.event)
         told = self._told.pop(same, None)
         try:
@@ -110,7 +110,7 @@ class EventRecorder:
         return None
 
     async def _repeat(self, told: _Told, news: _News) -> bool:
-        """Increment an event's count; return False if the server has dropped the event, after an hour."""
+        """Increment an event's count; return False if the event has expired on the server."""
         try:
             await self._client.merge_patch(told.path, {"count": told.times + 1, "lastTimestamp": news.at})
         except ApiError as error:

@@ -1,4 +1,4 @@
-"""The cached objects of one kind, reduced to the data that decisions need.
+"""The cached objects of one kind, each reduced to the data that decisions use.
 
 Updates come from two sources in no fixed order: the watch, and the responses to our own writes. Three rules
 make their order irrelevant. A put never replaces a newer resourceVersion. An object deleted at one version
@@ -29,7 +29,7 @@ REMEMBERED_JOBS = 1_000
 
 
 class Owner(NamedTuple):
-    """The controller of an object."""
+    """The controller that owns an object."""
 
     uid: str
     kind: str
@@ -38,7 +38,7 @@ class Owner(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Entry(Generic[T]):
-    """A cached object: its identity, its owner and its reduced value."""
+    """A cached object: its identity, owner and reduced value."""
 
     key: Key
     uid: str
@@ -49,7 +49,7 @@ class Entry(Generic[T]):
 
 
 class Store(Generic[T]):
-    """Stores objects of one kind by namespace and name, and by job.
+    """A store of objects of one kind, indexed by namespace and name, and by job.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ class Store(Generic[T]):
         return self._entries.get(key)
 
     def of_job(self, job: Key) -> tuple[Entry[T], ...]:
-        """Return the objects whose labels name `job`, sorted by name."""
+        """Return the objects whose labels refer to `job`, sorted by name."""
         return tuple(entry for _, entry in sorted(self._jobs.get(job, {}).items()))
 
     def __iter__(self) -> Iterator[Entry[T]]:
@@ -89,7 +89,7 @@ class Store(Generic[T]):
     def put(self, entry: Entry[T]) -> bool:
         """Store an object's current state; return whether its reduced value has changed.
 
-        Most versions of an object have the same reduced value, after an annotation for instance.
+        Most changes of an object, for instance of its annotations, do not change its reduced value.
         """
         known = self._entries.get(entry.key)
         if entry.version <= max(self._dead.get(entry.uid, -1), -1 if known is None else known.version):
@@ -100,7 +100,7 @@ class Store(Generic[T]):
         return known is None or _without_version(entry) != _without_version(known)
 
     def remove(self, key: Key, uid: str, version: int, last: Entry[T] | None = None) -> Entry[T] | None:
-        """Record that an object was deleted at `version`; return its entry, if there was one.
+        """Record that an object was deleted at `version`; return its entry, or None if it was not stored.
 
         An object that only lost its label also counts as deleted. If the label is added again, the object
         returns with a newer version.
@@ -128,11 +128,11 @@ class Store(Generic[T]):
         return known
 
     def departed(self, job: Key) -> tuple[Entry[T], ...]:
-        """Return the final states of a job's deleted objects that have not been forgotten."""
+        """Return the final states of a job's deleted objects, until `let_go` forgets them."""
         return tuple(self._departed.get(job, {}).values())
 
     def let_go(self, job: Key, uids: Iterable[str] | None = None) -> None:
-        """Forget the given deleted objects of a job, or all of them for None."""
+        """Forget the given deleted objects of a job, or all of them."""
         of_job = self._departed.get(job, {})
         for uid in list(of_job if uids is None else uids):
             of_job.pop(uid, None)
@@ -142,7 +142,7 @@ class Store(Generic[T]):
     def replace(
         self, entries: Iterable[Entry[T]], version: int, namespace: str | None, *, restored: bool = False
     ) -> set[Key]:
-        """Replace the contents with a new list; return the jobs whose objects changed.
+        """Replace the contents with a new list; return the jobs whose objects have changed.
 
         Parameters
         ----------
@@ -194,12 +194,12 @@ def key_of(manifest: Mapping[str, Any]) -> Key:
 
 
 def version_of(manifest: Mapping[str, Any]) -> int:
-    """Return the resourceVersion of an object or a list as a number, for comparison."""
+    """Return the resourceVersion of an object or list as a comparable number."""
     return int(manifest["metadata"].get("resourceVersion") or 0)
 
 
 def owner_of(manifest: Mapping[str, Any]) -> Owner | None:
-    """Return the controller of an object, or None."""
+    """Return the controller that owns an object, or None."""
     for reference in manifest["metadata"].get("ownerReferences") or ():
         if reference.get("controller"):
             return Owner(reference["uid"], reference["kind"], reference["name"])
@@ -207,7 +207,7 @@ def owner_of(manifest: Mapping[str, Any]) -> Owner | None:
 
 
 class Cache(Generic[T]):
-    """The cache of one kind of object.
+    """A cache of objects of one kind, filled by a reflector.
 
     Parameters
     ----------
@@ -236,7 +236,7 @@ class Cache(Generic[T]):
             self._on_change(entry.job)
 
     def remove(self, manifest: Mapping[str, Any]) -> None:
-        """Record that an object was deleted, and its last state."""
+        """Record that an object was deleted, with its final state."""
         uid, last = manifest["metadata"]["uid"], self.reduce(manifest)
         known = self._store.remove(key_of(manifest), uid, version_of(manifest), last)
         if known is not None:

@@ -1,4 +1,4 @@
-"""The cached state of a Kubernetes cluster: all FleetJobs and all objects whose labels name one.
+"""The cached state of a Kubernetes cluster: all FleetJobs, and all objects whose labels refer to one.
 
 This module watches pods, Services and additional objects (`extras`); kopf watches FleetJobs. No watch reports
 an object that belongs to another owner but has a name that a job needs: such objects are looked up.
@@ -43,7 +43,7 @@ SYNC_SECONDS = 120.0
 
 
 class OwnedObjects:
-    """The cached pods, Services and additional objects of jobs, reduced to the data that decisions need.
+    """The cached pods, Services and additional objects of jobs, reduced to the data that decisions use.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ class OwnedObjects:
         on_relist: Callable[[], None],
         on_restored: Callable[[], None],
     ) -> ListWatch[Any]:
-        """Return a reflector for a kind of object, in one namespace or in all namespaces."""
+        """Return a reflector for one kind of object, in one namespace or in all namespaces."""
         return ListWatch(
             self._client,
             collection(resource, namespace),
@@ -93,7 +93,7 @@ class OwnedObjects:
         )
 
     def reduce(self, resource: str, manifest: Mapping[str, Any]) -> Entry[Any] | None:
-        """Return the entry for an object, or None if its labels name no job."""
+        """Return the cache entry for an object, or None if its labels refer to no job."""
         labels = manifest["metadata"].get("labels") or {}
         job = labels.get(LABEL_JOB_NAME)
         value: ObservedPod | ObservedObject | None = None
@@ -108,7 +108,7 @@ class OwnedObjects:
 
 
 class ForeignObjects:
-    """Objects of other owners that have a name that a job needs.
+    """Objects that have a name a job needs, but another owner.
 
     Parameters
     ----------
@@ -132,7 +132,7 @@ class ForeignObjects:
         self._known: dict[Key, dict[str, tuple[str, str]]] = {}  # job: {"Kind/name": (resource, name)}
 
     def of(self, key: Key) -> tuple[str, ...]:
-        """Return other owners' objects that have a name that this job needs, as ``Kind/name``."""
+        """Return the objects that occupy names this job needs, as ``Kind/name``."""
         return tuple(self._known.get(key, ()))
 
     def forget(self, key: Key) -> None:
@@ -140,7 +140,7 @@ class ForeignObjects:
         self._known.pop(key, None)
 
     async def meet(self, key: Key, resource: str, name: str) -> None:
-        """Look up an existing object; cache it if it belongs to this job, otherwise record it as foreign."""
+        """Look up an existing object; cache it if this job owns it, otherwise record it as foreign."""
         shown = f"{KINDS[resource]}/{name}"
         found: Mapping[str, Any] | None = None
         try:
@@ -165,7 +165,7 @@ class ForeignObjects:
         self._on_change(key)
 
     async def check_forever(self) -> None:
-        """Check the recorded objects periodically."""
+        """Recheck the recorded objects periodically."""
         while True:
             await asyncio.sleep(FOREIGN_SECONDS)
             for key in list(self._known):
@@ -177,11 +177,11 @@ class ForeignObjects:
 
 
 class NotSyncedError(OperatorError):
-    """The initial lists did not arrive in time; the message names those that are missing."""
+    """The initial lists did not arrive in time; the message names the missing ones."""
 
 
 class ClusterView:
-    """The cached state of the cluster; notifies listeners of changed jobs.
+    """The cached state of the cluster, which notifies listeners of changed jobs.
 
     Parameters
     ----------
@@ -220,7 +220,7 @@ class ClusterView:
         self._keepers: list[asyncio.Task[None]] = []
 
     def subscribe(self, listener: Callable[[Key], None]) -> None:
-        """Register a listener, which is called for each changed job."""
+        """Register a callback that is called for each changed job."""
         self._listeners.append(listener)
 
     def notify(self, key: Key) -> None:
@@ -229,7 +229,7 @@ class ClusterView:
             listener(key)
 
     async def start(self) -> None:
-        """Start the watches; return when all existing objects have been listed.
+        """Start the watches; return when all existing objects are listed.
 
         A namespace in which a list was refused, for example because the namespace was deleted, does not delay
         the start if another one can be served. It is served as soon as it has been listed.
@@ -267,7 +267,7 @@ class ClusterView:
             ) from None
 
     async def _notify_when(self, seen: Callable[[], Awaitable[object]], scope: Scope) -> None:
-        """Enqueue every job in a scope whenever `seen` reports that more of its jobs' objects are listed."""
+        """Once `seen` returns, notify the listeners of every job in a scope."""
         await seen()
         if scope.shows_what_jobs_own:
             self._serves.set()
@@ -286,16 +286,16 @@ class ClusterView:
 
     @property
     def synced(self) -> bool:
-        """True if every initial list has arrived or was refused, and at least one scope can be served."""
+        """True if every initial list has arrived or was refused, and at least one scope is complete."""
         return self._serves.is_set() and all(each.answered for each in self._scopes.values())
 
     def ended(self) -> list[str]:
-        """Return the watches that have ended unexpectedly and therefore miss changes."""
+        """Return the names of the watches that have ended unexpectedly."""
         ended = [task for task in self._keepers if task.done() and not task.cancelled()]
         return [f"{task.get_name()} ({task.exception()})" for task in ended]
 
     def failing(self) -> Iterator[tuple[str, str | None, float]]:
-        """Yield each watched resource, its namespace, and the seconds for which its watch has been failing.
+        """Yield each watched resource and its namespace, and for how many seconds its watch has failed.
 
         The namespace is None for a watch of all namespaces.
         """
@@ -303,13 +303,13 @@ class ClusterView:
             yield from ((resource, namespace, seconds) for resource, seconds in scope.failing())
 
     def note_job_watch(self, namespace: str | None, went_well: bool) -> None:
-        """Record whether an attempt to watch FleetJobs, in a namespace or in all of them, succeeded."""
+        """Record whether an attempt to watch FleetJobs succeeded, in one namespace or in all."""
         self._scopes[namespace].jobs_were_watched(went_well=went_well)
         if went_well:
             self._jobs_watched.set()
 
     async def until_jobs_are_watched(self) -> None:
-        """Wait until FleetJobs are being watched in at least one namespace."""
+        """Wait until a watch of FleetJobs is open in at least one namespace."""
         await self._jobs_watched.wait()
 
     def scope_of(self, namespace: str) -> Scope:
@@ -317,7 +317,7 @@ class ClusterView:
         return self._scopes[namespace if namespace in self._scopes else None]
 
     def extras(self, namespace: str) -> Iterator[tuple[Resource, Store[ObservedObject]]]:
-        """Return the kinds of additional objects that have been listed in a namespace."""
+        """Return the kinds of additional objects whose list in a namespace has arrived."""
         for key, watch in self.scope_of(namespace).extras.items():
             if watch.synced.is_set():
                 yield RESOURCES[key], self.owned.extras[key]

@@ -1,4 +1,4 @@
-"""The cache of FleetJobs.
+"""The cache of FleetJobs, from the events that kopf delivers and from periodic lists.
 
 kopf watches FleetJobs and passes its events on (`take`). Because kopf does not report deletions that happened
 while it was not watching, they are listed again whenever kopf or a watch had to list again (`list_again`),
@@ -39,7 +39,7 @@ AGAIN_SECONDS = 30.0
 
 
 class FleetJobs:
-    """A cache of FleetJobs, which reports changed and deleted jobs to callbacks.
+    """A cache of FleetJobs that reports changed and deleted jobs to callbacks.
 
     Parameters
     ----------
@@ -71,13 +71,13 @@ class FleetJobs:
         self._telling: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
-        """Discard events that are waiting for a retry."""
+        """Discard events that are waiting to be retried."""
         for task in self._telling:
             task.cancel()
         await asyncio.gather(*self._telling, return_exceptions=True)
 
     def get(self, key: Key) -> FleetJob | None:
-        """Return the newest known version of a job, or None if it is gone."""
+        """Return the newest known version of a job, or None if the job is gone."""
         entry = self._store.get(key)
         return None if entry is None else entry.value
 
@@ -86,14 +86,14 @@ class FleetJobs:
         return (entry.value for entry in self._store)
 
     def take(self, kind: str | None, manifest: Mapping[str, Any]) -> None:
-        """Handle a watch event: ``DELETED``, or any other type, which means that the job exists."""
+        """Handle a watch event; any type other than ``DELETED`` means that the job exists."""
         if kind == "DELETED":
             self._drop(key_of(manifest), manifest["metadata"]["uid"], version_of(manifest))
         else:
             self.put(manifest)
 
     def put(self, manifest: Mapping[str, Any], *, tells: bool = True) -> FleetJob | None:
-        """Store a job's current state; return the job, or None if it is invalid or outdated.
+        """Store a job's current state; return the job, or None if its manifest is invalid or outdated.
 
         Our own status writes cause no notification, because they would lead to the same plan.
         """
@@ -105,7 +105,7 @@ class FleetJobs:
         return entry.value if entry.version == version_of(manifest) else None
 
     async def refresh(self, job: FleetJob) -> None:
-        """Read a job again because its cached version is outdated or deleted."""
+        """Read a job from the API server, because its cached version is outdated."""
         metadata = job.metadata
         try:
             self.put(await self._client.get(f"{collection(PLURAL, metadata.namespace)}/{metadata.name}"))
@@ -115,11 +115,11 @@ class FleetJobs:
             self._drop(Key.of(job), metadata.uid or "", int(metadata.resource_version or 0))
 
     def list_again(self) -> None:
-        """Request a new list of FleetJobs because the watch may have missed deletions."""
+        """Request a new list of FleetJobs, because the watch may have missed deletions."""
         self._relist.set()
 
     async def list_forever(self, scopes: Iterable[Scope]) -> None:
-        """List FleetJobs periodically; a namespace that cannot be listed does not affect the others."""
+        """List FleetJobs periodically; failures in one namespace do not affect the others."""
         everywhere = tuple(scopes)
         scopes, tries, loop = everywhere, 0, asyncio.get_running_loop()
         while True:
@@ -173,7 +173,7 @@ class FleetJobs:
         return Entry(key, uid, version_of(manifest), key, owner_of(manifest), job)
 
     def _tell_invalid(self, manifest: Mapping[str, Any], error: InvalidJob) -> None:
-        """Record an event that a job is invalid, once per generation, and leave the job unchanged."""
+        """Record an event about an invalid job once per generation; leave the job unchanged."""
         metadata = manifest["metadata"]
         uid, generation = metadata["uid"], metadata.get("generation", 0)
         if self._invalid.get(uid) == generation:

@@ -1,10 +1,10 @@
-"""Kueue's Workloads of the groups of pods that it holds back, or that have lost their pods.
+"""Reads the Workloads in which Kueue reports why it holds back or has stopped a job's pods.
 
-Pods only show that they are gated, and pods that are gone show nothing. Kueue creates a Workload with the
-name of the group; its conditions give the reason. Workloads of groups have neither our labels nor an owner of
-ours, and a watch would deliver all Workloads of the cluster for good. Instead, a namespace's Workloads are
-listed while one of its groups is of interest. The garbage collector removes a Workload after its pods; the
-event of its deactivation stays for the API server's --event-ttl, an hour by default.
+Pods show only that they are gated, and deleted pods show nothing. Kueue creates a Workload with the name of
+the group; its conditions give the reason. Workloads of groups have neither our labels nor an owner of ours,
+and a watch would deliver all Workloads of the cluster for good. Instead, a namespace's Workloads are listed
+while one of its groups is of interest. The garbage collector removes a Workload after its pods; the event of
+its deactivation stays for the API server's --event-ttl, an hour by default.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TICK_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What a Workload says about its group.
+    """The admission state in a group's Workload.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ class _Group:
 
 
 class Admissions:
-    """What Kueue says about groups, kept up to date from the first question about a group until `forget`.
+    """The admission states of groups, refreshed from the first call of `of` until `forget`.
 
     Parameters
     ----------
@@ -80,18 +80,18 @@ class Admissions:
         self._groups: dict[Key, _Group] = {}
 
     def of(self, key: Key, group: str) -> Admission | None:
-        """Return what Kueue last said about a job's group, or None if nobody has looked yet."""
+        """Return the last known admission state of a job's group, or None before the first answer."""
         known = self._groups.get(key)
         if known is None or known.name != group:
             known = self._groups[key] = _Group(group)
         return known.said
 
     def forget(self, key: Key) -> None:
-        """Stop looking at a job's group."""
+        """Stop refreshing the state of a job's group."""
         self._groups.pop(key, None)
 
     async def look_forever(self) -> None:
-        """List the Workloads of each namespace with a group that is due."""
+        """Periodically list the Workloads of each namespace with a group to refresh."""
         while True:
             await asyncio.sleep(TICK_SECONDS)
             now = time.monotonic()
@@ -122,14 +122,14 @@ class Admissions:
                 self._on_change(key)
 
     async def _was_deactivated(self, namespace: str, group: str) -> bool:
-        """Return whether a group's Workload, which does not exist, was deactivated before it was deleted."""
+        """Return whether a group's Workload was deactivated before it was deleted."""
         about = {"fieldSelector": f"involvedObject.kind=Workload,involvedObject.name={group}"}
         events = await self._client.get(collection("events", namespace), about)
         return any((each.get("reason") or "").startswith(DEACTIVATED) for each in events["items"])
 
 
 def why_not_admitted(workload: Mapping[str, Any]) -> str | None:
-    """Return why Kueue has not admitted a Workload; None if it has, or if it has given no reason yet."""
+    """Return why Kueue has not admitted a Workload; None if it is admitted or no reason is known."""
     if workload["spec"].get("active") is False:
         return "the Workload is deactivated (spec.active is false)"
     status = workload.get("status") or {}
@@ -144,7 +144,7 @@ def why_not_admitted(workload: Mapping[str, Any]) -> str | None:
 
 
 def _why_not(condition: Mapping[str, Any] | None) -> str | None:
-    """Return what a condition says if it is False."""
+    """Return the message of a condition whose status is False, else None."""
     if condition is None or condition["status"] != "False":
         return None
     return str(condition.get("message") or condition.get("reason"))

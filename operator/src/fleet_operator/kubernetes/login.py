@@ -1,4 +1,4 @@
-"""The API server's address and our credentials, from the pod's service account or a user's login.
+"""The address of the API server and the credentials, from the pod's service account or a kubeconfig.
 
 Users log in by any method that a kubeconfig supports, through the loader of the `kubernetes` package. This
 large package is imported only for a login, and the operator's image does not have it, because a service
@@ -56,16 +56,16 @@ OLDEST = 37
 
 
 class ConnectionSettingsError(OperatorError):
-    """The connection to the API server is misconfigured; the message gives the reason."""
+    """The connection settings for the API server are invalid; the message gives the reason."""
 
 
 def _nobody() -> None:
-    """Return None; without credentials, no Authorization header is sent."""
+    """Return None as the credentials, so that no Authorization header is sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """The connection settings of one API server. Their repr hides the credentials.
+    """The settings for a connection to an API server; their repr hides the credentials.
 
     Attributes
     ----------
@@ -93,7 +93,7 @@ class Connection:
 
 
 def account_reference(connection: Connection) -> dict[str, Any] | None:
-    """Return an owner reference to our service account, or None if we use none in our namespace.
+    """Return an owner reference to our service account, or None if it is not in our namespace.
 
     The name and uid are in the token that the API server issued for the account. They are read without
     verification, because an owner reference grants nothing.
@@ -117,7 +117,7 @@ def account_reference(connection: Connection) -> dict[str, Any] | None:
 
 
 def from_pod(environ: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> Connection:
-    """Return the connection of our pod's service account, whose token the kubelet renews every hour.
+    """Return the connection settings of our pod's service account, whose token the kubelet renews every hour.
 
     Raises
     ------
@@ -141,12 +141,12 @@ def from_pod(environ: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> Conn
 
 
 def connect(environ: Mapping[str, str]) -> Connection:
-    """Find the API server as the operator does: from the pod's environment, or else the kubeconfig.
+    """Return the operator's connection settings, from the pod's environment or else the kubeconfig.
 
     Raises
     ------
     ConnectionSettingsError
-        There is none, or it is not usable.
+        No connection settings exist, or they are not usable.
     """
     if environ.get("KUBERNETES_SERVICE_HOST"):
         return from_pod(environ)
@@ -156,7 +156,7 @@ def connect(environ: Mapping[str, str]) -> Connection:
 def connect_user(
     environ: Mapping[str, str], *, kubeconfig: Path | None = None, context: str | None = None
 ) -> Connection:
-    """Find the API server as kubectl does: from the kubeconfig, or else the pod's environment.
+    """Return a user's connection settings, from the kubeconfig or else the pod's environment.
 
     Parameters
     ----------
@@ -192,7 +192,7 @@ def connect_user(
 
 
 def from_pod_loaded(environ: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> Connection:
-    """Return the connection of our pod's service account, as loaded by the Kubernetes client library."""
+    """Return the service account's connection settings, as the Kubernetes client library loads them."""
     from kubernetes.config.incluster_config import InClusterConfigLoader
 
     def loader(_: str) -> Any:
@@ -205,7 +205,7 @@ def from_pod_loaded(environ: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) 
 
 
 def from_kubeconfig(*paths: Path, context: str | None = None) -> Connection:
-    """Return the connection of a kubeconfig context: the given one or else the current one.
+    """Return the connection settings of a kubeconfig context, by default the current one.
 
     Raises
     ------
@@ -263,7 +263,7 @@ def from_kubeconfig(*paths: Path, context: str | None = None) -> Connection:
 
 
 class _Login:
-    """A login, with its header, proxy and TLS context, which is renewed when it expires.
+    """A login with its header, proxy and TLS context; it is renewed when it expires.
 
     Parameters
     ----------
@@ -302,7 +302,7 @@ class _Login:
         return None if header is None else " ".join(header.split())  # a token's file ends with a newline
 
     def _log_in(self) -> None:
-        """Run the loader in a thread, which is abandoned if a credential program hangs."""
+        """Run the loader in a thread that can be abandoned if a credential program hangs."""
         done: Future[None] = Future()
 
         def work() -> None:
@@ -349,7 +349,7 @@ class _Login:
 
 
 def _proxy(configuration: Any, given: str | None) -> str | None:
-    """Return the kubeconfig's proxy, or else the proxy from the environment for this server."""
+    """Return the kubeconfig's proxy for this server, or else the one in the environment."""
     from kubernetes.client.rest import should_bypass_proxies
 
     direct = f"{configuration.no_proxy or ''},{DIRECT}"
@@ -382,7 +382,7 @@ def _proxy(configuration: Any, given: str | None) -> str | None:
 
 
 def _settle(entry: Any, kind: str) -> None:
-    """Hide an entry's content in errors; resolve its relative paths against its own kubeconfig."""
+    """Hide a kubeconfig entry's content in error messages, and resolve the entry's relative paths."""
     found = entry.value
     entry.name = f"{kind} {found.get('name')} of {entry.path}"
     user = found.get("user")
@@ -401,7 +401,7 @@ def _settle(entry: Any, kind: str) -> None:
 
 
 def _entry(config: Any, kind: str, name: object) -> Any:
-    """Return the context, cluster or user with this name; otherwise raise an error that lists the names."""
+    """Return the context, cluster or user with this name, or raise an error that lists the known names."""
     known = {each.value.get("name"): each.value.get(kind) for each in config.value[f"{kind}s"]}
     if name not in known:
         there = f"there are {', '.join(map(str, known))}" if known else "there are none"
@@ -413,7 +413,7 @@ def _entry(config: Any, kind: str, name: object) -> Any:
 
 @contextlib.contextmanager
 def _explained(shown: str, hint: str | None = None) -> Iterator[None]:
-    """Convert the loader's exceptions, and the messages that it logs, to one error message."""
+    """Convert the loader's exceptions, including the messages that it logs, to one error."""
     told: list[str] = []
 
     class Listener(logging.Handler):

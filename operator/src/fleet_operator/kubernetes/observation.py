@@ -1,4 +1,4 @@
-"""Pure functions that reduce the manifests of pods and other objects to the data that decisions need."""
+"""Pure functions that reduce the manifests of pods and other objects to the data that decisions use."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WAITING_PHASES = ("Pending", "Inqueue", "PreScheduling", "Scheduling")
 
 
 def observe_pod(manifest: Mapping[str, Any]) -> ObservedPod | None:
-    """Reduce a pod to the data that decisions need, or return None if its labels identify no replica.
+    """Reduce a pod to the data that decisions use; return None if its labels identify no replica.
 
     The exit code, reason and message are those of the main container, which an annotation names. If it never
     ran, they are those of the container that kept it from running: a failed init container, or one whose
@@ -82,7 +82,7 @@ def observe_pod(manifest: Mapping[str, Any]) -> ObservedPod | None:
 
 
 def observe_object(kind: str, manifest: Mapping[str, Any]) -> ObservedObject:
-    """Reduce another object to the digest of its desired state and, for a PodGroup, why it is pending."""
+    """Reduce an additional object to its digest, if any, and for a PodGroup the reason it is pending."""
     metadata, status = manifest["metadata"], manifest.get("status") or {}
     made_from = (metadata.get("annotations") or {}).get(ANNOTATION_MADE_FROM)
     held_back = None
@@ -94,7 +94,7 @@ def observe_object(kind: str, manifest: Mapping[str, Any]) -> ObservedObject:
 
 
 def main_container(manifest: Mapping[str, Any]) -> str:
-    """Return the name of the main container from an annotation, since injected containers may come first."""
+    """Return the name of the main container, from an annotation because webhooks may add containers."""
     names = [each["name"] for each in manifest["spec"]["containers"]]
     said = (manifest["metadata"].get("annotations") or {}).get(ANNOTATION_MAIN)
     if said in names:
@@ -103,19 +103,19 @@ def main_container(manifest: Mapping[str, Any]) -> str:
 
 
 def job_key(manifest: Mapping[str, Any]) -> str | None:
-    """Return the job key in the main container's environment, if any."""
+    """Return the job key from the main container's environment, or None."""
     return _variables(manifest).get(JOB_KEY) or None
 
 
 def _variables(manifest: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return the main container's environment variables, with None for those that use valueFrom."""
+    """Return the main container's environment variables; the value is None for those that use valueFrom."""
     main = main_container(manifest)
     container = next(each for each in manifest["spec"]["containers"] if each["name"] == main)
     return {each["name"]: each.get("value") for each in container.get("env") or ()}
 
 
 def _speaker(main: str, status: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
-    """Return the name and state of the container that determines the pod's exit code and reason."""
+    """Return the name and state of the container that explains why the pod failed or does not start."""
     ran = {each["name"]: each.get("state") or {} for each in status.get("containerStatuses") or ()}
     init = {each["name"]: each.get("state") or {} for each in status.get("initContainerStatuses") or ()}
     if status.get("phase") == PodPhase.FAILED and "terminated" not in ran.get(main, {}):
@@ -132,7 +132,7 @@ def _speaker(main: str, status: Mapping[str, Any]) -> tuple[str | None, Mapping[
 def _why(
     state: Mapping[str, Any], status: Mapping[str, Any], conditions: Mapping[str, Mapping[str, Any]]
 ) -> tuple[str | None, str | None]:
-    """Return the first known reason and message: of the pod (Evicted), the container or the scheduler."""
+    """Return a pod's reason and message, from its status, its container or the scheduler."""
     scheduled = conditions.get("PodScheduled", {})
     for told in (status, state, scheduled if scheduled.get("status") == "False" else {}):
         if told.get("reason") or told.get("message"):
@@ -141,14 +141,14 @@ def _why(
 
 
 def _why_not_ready(ready: Mapping[str, Any]) -> str | None:
-    """Return the reason for Ready=False or, if there is none, as for a silent kubelet, our own."""
+    """Return why a pod's Ready condition is not True, or None if it is."""
     if ready.get("status") not in ("False", "Unknown"):
         return None
     return ready.get("reason") or "NodeNotReady"
 
 
 def _disruption(conditions: Mapping[str, Mapping[str, Any]]) -> tuple[str | None, str | None]:
-    """Return why Kubernetes or Kueue is terminating a pod, if it is, and Kueue's message.
+    """Return why Kubernetes or Kueue terminates a pod, and Kueue's message, if any.
 
     Kueue's reason only says that it stopped the pods; its message says why. Kubernetes' reasons say enough.
     """

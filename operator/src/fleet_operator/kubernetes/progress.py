@@ -1,4 +1,4 @@
-"""Reads the progress of running jobs in the background, so that plans and writes never wait for it.
+"""Reads the progress of running jobs in the background, so that passes never wait for it.
 
 Neither the training pods nor the operator need additional permissions: the operator reads ``/progress`` at
 the pod's address. Because the job's own code responds, redirects are not followed, long responses are cut
@@ -66,7 +66,7 @@ PACE_READINGS = 8
 
 
 async def fetch_progress(host: str, port: int) -> Progress | None:
-    """Fetch a replica's progress, or return None if it does not respond in time or has none."""
+    """Request a replica's progress; return None if the replica has none or does not respond in time."""
     try:
         async with asyncio.timeout(TIMEOUT_SECONDS):
             reader, writer = await asyncio.open_connection(host, port, limit=BUFFER_BYTES)
@@ -90,7 +90,7 @@ async def _read(reader: asyncio.StreamReader) -> bytes:
 
 
 class Target(NamedTuple):
-    """The replica whose progress represents its job."""
+    """The replica whose progress counts as its job's progress."""
 
     job: Key
     pod_uid: str
@@ -99,7 +99,7 @@ class Target(NamedTuple):
 
 
 def targets(view: ClusterView, now: datetime, is_due: IsDue = lambda *_: True) -> Iterator[Target]:
-    """Return the target of each running job: trainer 0, at its pod's address.
+    """Return the target of each running job: trainer 0, with its pod's address.
 
     The start time comes from the node's clock, so a pod that starts in the future by our clock is also read.
 
@@ -129,7 +129,7 @@ def targets(view: ClusterView, now: datetime, is_due: IsDue = lambda *_: True) -
 
 @dataclass(slots=True)
 class _Heard:
-    """The progress readings of one pod."""
+    """The latest progress of one pod, and when to request it again."""
 
     pod_uid: str
     asked_at: float
@@ -138,19 +138,19 @@ class _Heard:
     steps: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=PACE_READINGS))
 
     def interval_seconds(self) -> float:
-        """Return the seconds until the next reading, which are few if the script has just started."""
+        """Return the seconds until the next request; short at the start of the script."""
         if self.told is not None:
             return INTERVAL_SECONDS
         return min(SILENT_SECONDS, FIRST_AGAIN_SECONDS * 2.0 ** (self.unanswered - 1))
 
     def pace(self) -> float | None:
-        """Return the steps per second, as of the recent readings."""
+        """Return the steps per second over the recent readings, or None if unknown."""
         (earlier, step), (later, now_at) = self.steps[0], self.steps[-1]
         return (now_at - step) / (later - earlier) if later > earlier and now_at > step else None
 
 
 class ProgressReader:
-    """Reads and caches the progress of each running job.
+    """Polls and caches the progress of each running job.
 
     Parameters
     ----------
@@ -183,18 +183,18 @@ class ProgressReader:
         self._heard: dict[Key, _Heard] = {}
 
     def of(self, job: Key, pod_uid: str) -> JobProgress | None:
-        """Return the latest reading of a job's pod."""
+        """Return the latest known progress of a job's pod."""
         heard = self._heard.get(job)
         return heard.told if heard is not None and heard.pod_uid == pod_uid else None
 
     async def run(self) -> None:
-        """Read the progress of all due jobs periodically until cancelled."""
+        """Poll the progress of running jobs until cancelled."""
         while True:
             await self.ask()
             await asyncio.sleep(TICK_SECONDS)
 
     async def ask(self) -> None:
-        """Read the progress of all due replicas, with bounded concurrency."""
+        """Request the progress of all due replicas with bounded concurrency."""
         loop = asyncio.get_running_loop()
         now, spared = loop.time(), set[Key]()
 
@@ -240,7 +240,7 @@ class ProgressReader:
 
 
 def _moved(before: JobProgress | None, after: JobProgress) -> bool:
-    """Return whether the progress has changed, apart from its timestamp."""
+    """Return whether the progress has changed in anything but its timestamp."""
     if before is None:
         return True
     return (before.step, before.total_steps, before.loss) != (after.step, after.total_steps, after.loss)

@@ -1,4 +1,4 @@
-"""Keeps a cache in sync with the API server for the lifetime of the process: list once, then watch.
+"""The reflector, which keeps a cache in sync with the API server: it lists once, then watches.
 
 Lists are paged. The watch continues from the list's resourceVersion, and takes a newer one from every event
 and bookmark, so that a lost connection requires only a new watch. When the server no longer has that version
@@ -59,11 +59,11 @@ _NO_ANSWER = frozenset({0, 429, 503, 504})
 
 
 class ExpiredError(Exception):
-    """The server no longer has the resourceVersion that a watch should continue from."""
+    """The server no longer has the resourceVersion from which a watch should resume."""
 
 
 class ListWatch(Generic[T]):
-    """A reflector, which keeps one cache in sync with one collection on the API server.
+    """A reflector that keeps a cache in sync with one collection on the API server.
 
     Parameters
     ----------
@@ -157,7 +157,7 @@ class ListWatch(Generic[T]):
         self._note_answer()
 
     async def _check_history(self) -> None:
-        """Raise ExpiredError if the server's current version is lower than ours."""
+        """Raise ExpiredError if the server's current resourceVersion is lower than one already seen."""
         page = await self._client.get(self.path, {"limit": "1"})
         if (at := version_of(page)) < self._newest:
             raise ExpiredError(f"the server is at version {at}, and was at {self._newest} before")
@@ -214,14 +214,14 @@ class ListWatch(Generic[T]):
 
 
 def is_refusal(error: Exception) -> bool:
-    """Return whether a server has refused a request, as opposed to failing temporarily."""
+    """Return whether an error is a refusal by the server, as opposed to a temporary failure."""
     return isinstance(error, ApiError) and error.status not in _NO_ANSWER
 
 
 async def list_pages(
     client: ApiClient, path: str, params: Mapping[str, str] | None = None
 ) -> AsyncIterator[dict[str, Any]]:
-    """List a collection page by page, as a consistent snapshot."""
+    """List a collection in pages that together form a consistent snapshot."""
     token = ""
     while True:
         try:
@@ -237,12 +237,12 @@ async def list_pages(
 
 
 def backoff() -> Iterator[float]:
-    """Yield an endless sequence of delays before retries."""
+    """Yield retry delays without end."""
     return chain(BACKOFF_SECONDS, repeat(BACKOFF_SECONDS[-1]))
 
 
 class Scope:
-    """The reflectors of one namespace, or of all namespaces.
+    """The reflectors for one namespace or for all namespaces.
 
     Parameters
     ----------
@@ -269,12 +269,12 @@ class Scope:
         self._noticing.tried(went_well=False)  # failing until the watch of its FleetJobs has started
 
     def watches(self) -> Iterator[ListWatch[Any]]:
-        """Return all reflectors of the scope."""
+        """Return all reflectors of this scope."""
         yield from self.owned.values()
         yield from self.extras.values()
 
     def jobs_were_listed(self, error: Exception | None = None) -> None:
-        """Record the result of a list of the scope's FleetJobs."""
+        """Record the result of listing the scope's FleetJobs."""
         self._listing.tried(went_well=error is None)
         if error is None:
             self._jobs_listed.set()
@@ -287,7 +287,7 @@ class Scope:
 
     @property
     def shows_what_jobs_own(self) -> bool:
-        """True if the objects of the scope's jobs have been listed; until then, no job is reconciled."""
+        """True if the objects of the scope's jobs are listed, so that jobs can be reconciled."""
         return self._shown.is_set()
 
     @property
@@ -296,7 +296,7 @@ class Scope:
         return self._jobs_answered.is_set() and all(watch.answered.is_set() for watch in self.watches())
 
     async def until_seen(self) -> None:
-        """Wait until required lists have arrived, and the other lists have arrived or were refused.
+        """Wait until the required lists have arrived, and the others have arrived or were refused.
 
         If all lists were refused at first, for example because the namespace was deleted, the additional
         kinds are listed again.
@@ -321,7 +321,7 @@ class Scope:
             await watch.answered.wait()
 
     def missing(self) -> Iterator[str]:
-        """Return the names, for messages, of the lists that have not arrived."""
+        """Yield the names of the lists that have not arrived, for messages."""
         yield from (watch.path for watch in self.owned.values() if not watch.synced.is_set())
         yield from (watch.path for watch in self.extras.values() if not watch.answered.is_set())
         if not self._jobs_listed.is_set():
@@ -329,14 +329,14 @@ class Scope:
             yield f"{PLURAL}{where} (is the CRD installed?)"
 
     def failing(self) -> Iterator[tuple[str, float]]:
-        """Return the seconds for which the watch of each kind has been failing; 0 if it works."""
+        """Return for how many seconds the watch of each kind has been failing; 0 for a working watch."""
         yield PLURAL, max(self._listing.seconds, self._noticing.seconds)
         for resource, watch in (*self.owned.items(), *self.extras.items()):
             yield resource, watch.failing.seconds
 
 
 class Failing:
-    """Tracks the failures of an operation that is retried.
+    """Tracks for how long a repeated operation has been failing.
 
     Parameters
     ----------
@@ -357,5 +357,5 @@ class Failing:
 
     @property
     def seconds(self) -> float:
-        """The seconds since the first of the latest consecutive failures; 0 if the last attempt succeeded."""
+        """The seconds since the current series of failures began; 0 if the last attempt succeeded."""
         return 0.0 if self._since is None else self._monotonic() - self._since

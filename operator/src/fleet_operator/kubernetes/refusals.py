@@ -1,4 +1,4 @@
-"""The API server's temporary or permanent refusals to create objects, which statuses report."""
+"""The API server's refusals to create objects, temporary or permanent, which statuses report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Refusal", "Refusals", "is_for_good", "needs_somebody"]
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The API server's message about an object that it refused, for one generation of a job."""
+    """The API server's refusal to create an object for one generation of a job."""
 
     uid: str | None
     generation: int | None
@@ -26,36 +26,36 @@ class Refusal:
 
     @classmethod
     def of(cls, job: FleetJob, name: str, sentence: str, *, over_quota: bool = False) -> Refusal:
-        """Return a refusal for the object with this name, and whether a quota caused it."""
+        """Return a refusal to create the object with this name."""
         return cls(job.metadata.uid, job.metadata.generation, name, sentence, over_quota)
 
 
 class Refusals:
-    """The refusals that each job's status should report."""
+    """The refusals to report in each job's status."""
 
     def __init__(self) -> None:
         self._for_now: dict[Key, Refusal] = {}
         self._for_good: dict[Key, Refusal] = {}
 
     def for_now(self, job: FleetJob) -> str | None:
-        """Return the message of the temporary refusal, if it is for this generation of the job."""
+        """Return the message of the temporary refusal, if it concerns this generation of the job."""
         return _sentence(self._for_now.get(Key.of(job)), job)
 
     def is_over_quota(self, job: FleetJob) -> bool:
-        """Return whether a quota caused the refusal that `for_now` returns."""
+        """Return whether a quota caused the temporary refusal."""
         refusal = self._for_now.get(Key.of(job))
         return refusal is not None and refusal.over_quota and self.for_now(job) is not None
 
     def for_good(self, job: FleetJob) -> str | None:
-        """Return the message of the permanent refusal, if it is for this generation of the job."""
+        """Return the message of the permanent refusal, if it concerns this generation of the job."""
         return _sentence(self._for_good.get(Key.of(job)), job)
 
     def last(self, key: Key) -> Refusal | None:
-        """Return the job's temporary refusal, before a new attempt to create an object; see `created`."""
+        """Return the job's temporary refusal, for a later call of `created`."""
         return self._for_now.get(key)
 
     def created(self, key: Key, before: Refusal | None) -> None:
-        """Forget the temporary refusal `before` after an object was created, unless it was replaced."""
+        """Forget the temporary refusal `before`, unless a newer one replaced it."""
         if self._for_now.get(key) is before:
             self._for_now.pop(key, None)
 
@@ -70,7 +70,7 @@ class Refusals:
             self._for_now[key] = refusal
 
     def rejected(self, job: FleetJob, refusal: Refusal) -> None:
-        """Record why an object can never be created, unless a permanent refusal is already recorded."""
+        """Record that an object can never be created; the first such refusal is kept."""
         if self.for_good(job) is None:
             self._for_good[Key.of(job)] = refusal
 
@@ -81,7 +81,7 @@ class Refusals:
 
 
 def is_for_good(error: ApiError, kind: str, name: str) -> bool:
-    """Return whether an object can never be created as specified and so needs a new spec.
+    """Return whether a refusal is permanent, so that the job's spec must change.
 
     Only the API server's own response about this object counts. A proxy responds with 400 for reasons of its
     own, and so does the API server to a damaged request. A denial by a webhook or a policy of the cluster
@@ -106,14 +106,14 @@ def is_for_good(error: ApiError, kind: str, name: str) -> bool:
 
 
 def is_over_quota(error: ApiError, name: str) -> bool:
-    """Return whether the API server refused the object with this name because of a quota."""
+    """Return whether a quota prevented the creation of the object with this name."""
     if error.details is None or "exceeded quota: " not in str(error):
         return False
     return (error.status, error.reason, error.details.get("name")) == (403, "Forbidden", name)
 
 
 def needs_somebody(error: ApiError) -> bool:
-    """Return whether a temporary refusal requires action by a person and so must be reported.
+    """Return whether a temporary refusal must be reported because only a person can resolve it.
 
     These are quotas, admission rules, missing rights and unresponsive webhooks: the object stays refused
     until a person acts, though the HTTP status is that of an overloaded API server.
@@ -122,7 +122,7 @@ def needs_somebody(error: ApiError) -> bool:
 
 
 def _sentence(refusal: Refusal | None, job: FleetJob) -> str | None:
-    """Return the message of a refusal, if it is for this generation of this job."""
+    """Return the message of a refusal if it concerns this generation of the job, else None."""
     if refusal is None:
         return None
     same = (refusal.uid, refusal.generation) == (job.metadata.uid, job.metadata.generation)

@@ -1,1 +1,1 @@
-"""The local cluster, whose kubelet runs pods as processes on this machine."""
+"""The local cluster, whose kubelet runs each pod as a process on this machine."""

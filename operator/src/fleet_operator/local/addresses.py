@@ -1,4 +1,4 @@
-"""Loopback addresses for a local run's pods: a /24 network, claimed for the duration of the run.
+"""Loopback addresses for the pods of a local run, from a /24 network claimed while the run lasts.
 
 Each pod gets its own address, so each uses the manifest's ports as on a cluster, and two runs never conflict.
 A claim is a lock on a file. The supervisor also holds the lock, so that a network stays claimed after its
@@ -37,11 +37,11 @@ LAST_PORT = 65535
 
 
 class AddressError(OperatorError):
-    """No loopback addresses are available for the run; the message gives advice."""
+    """No free loopback addresses or ports were found; the message suggests what to do."""
 
 
 def network(number: int) -> str:
-    """Return the first three bytes of the network with this number; from 127.254.255, restart at 127.1.0."""
+    """Return the first three bytes of the network with this number, counting from 127.1.0 to 127.254.255."""
     number %= 254 * 256
     return f"127.{1 + number // 256}.{number % 256}"
 
@@ -52,7 +52,7 @@ def addresses(prefix: str, count: int) -> tuple[str, ...]:
 
 
 def lock_folder(environ: Mapping[str, str]) -> Path:
-    """Return the folder of this user's lock files, created if missing.
+    """Return the folder of this user's lock files, creating it if necessary.
 
     Raises
     ------
@@ -85,7 +85,7 @@ def _try_lock(path: Path) -> int | None:
 
 
 def bind_error(host: str, port: int) -> OSError | None:
-    """Return the error from binding `host`:`port`, or None if it can be bound."""
+    """Return the error that binding `host`:`port` raises, or None if it succeeds."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         # Connections of an earlier run in TIME_WAIT do not make a port unusable.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -98,7 +98,7 @@ def bind_error(host: str, port: int) -> OSError | None:
 
 @dataclass(frozen=True, slots=True)
 class LocalHosts:
-    """The loopback addresses of the replicas; see `fleet_operator.build.Hosts`."""
+    """Maps replicas to their loopback addresses; see `fleet_operator.build.Hosts`."""
 
     addresses: Mapping[tuple[Role, int], str]
 
@@ -123,14 +123,14 @@ def job_ports(job: FleetJob) -> dict[tuple[Role, int], tuple[int, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Addresses or a range of ports that no other run uses until `release`."""
+    """Addresses or ports that no other local run uses until `release`."""
 
     descriptors: tuple[int, ...]
     hosts: tuple[str, ...] = ()
     port: int = 0
 
     def release(self) -> None:
-        """Release the locks; processes that inherited the descriptors still hold them."""
+        """Release our locks; a lock stays held while a process that inherited its descriptor runs."""
         for descriptor in self.descriptors:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
@@ -143,7 +143,7 @@ def _networks(start: int) -> Iterator[str]:
 
 
 def claim_addresses(ports: Sequence[Sequence[int]], *, start: int, environ: Mapping[str, str]) -> Claim:
-    """Claim an address for each entry of `ports`, on which all ports of the entry can be bound.
+    """Claim a loopback address for each entry of `ports`, on which all of its ports are free.
 
     Parameters
     ----------
@@ -177,7 +177,7 @@ def claim_addresses(ports: Sequence[Sequence[int]], *, start: int, environ: Mapp
 
 
 def claim_ports(first: int, count: int, *, environ: Mapping[str, str]) -> Claim:
-    """Claim `count` consecutive ports that are free on every address, from `first` on if possible.
+    """Claim `count` consecutive ports that are free on every address, preferably from `first` on.
 
     Only the rendezvous of a collective job needs this: torch's TCPStore listens on all addresses, regardless
     of MASTER_ADDR, so only one run on this machine can use the manifest's port at a time.

@@ -1,4 +1,4 @@
-"""The local cluster: carries out the operator's plans and runs their pods as processes.
+"""The local cluster: executes the operator's plans, and runs their pods as processes.
 
 It plays the role of the API server for one job, and has a kubelet (`kubelet`). Every change, such as an exit
 or a server that becomes ready, leads to a call of `changed`, after which the engine reconciles the job.
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 
 class Listener(Protocol):
-    """Receives notifications of changes, for example to update the runner's table."""
+    """An observer of changes to pods, statuses and events, such as the display of a run."""
 
     def pod_changed(self, pod: LocalPod) -> None:
-        """Handle a pod that was created, started, became ready or ended."""
+        """Handle a pod that was created, has started, became ready or has ended."""
 
     def status_written(self, before: FleetJob, after: FleetJob) -> None:
         """Handle a new status of the job."""
@@ -48,7 +48,7 @@ class Listener(Protocol):
 
 
 class ProcessCluster:
-    """Carries out the plans of one job on this machine; see `fleet_operator.cluster.Cluster`.
+    """Executes the plans of one job on this machine; see `fleet_operator.cluster.Cluster`.
 
     Parameters
     ----------
@@ -87,11 +87,11 @@ class ProcessCluster:
         self.changed: Callable[[Key], None] = lambda _: None
 
     def job(self, key: Key) -> FleetJob | None:
-        """Return the job, or None if it was deleted or `key` names another job."""
+        """Return the job, or None if it was deleted or `key` refers to another job."""
         return self._job if key == self._key else None
 
     def observe(self, job: FleetJob) -> Observed:  # noqa: ARG002  there is one job here
-        """Return the job's objects; on this machine, writes are visible immediately."""
+        """Return the job's objects, which always include our own writes."""
         return Observed(
             pods=tuple(pod.observed() for pod in self.kubelet.pods),
             service=self._service,
@@ -116,7 +116,7 @@ class ProcessCluster:
         return self._job
 
     async def apply(self, job: FleetJob, action: Action) -> None:
-        """Carry out an action, which is safe to repeat."""
+        """Execute an action, which is safe to repeat."""
         match action:
             case CreateService():
                 self._service = True
@@ -136,7 +136,7 @@ class ProcessCluster:
         self.changed(self._key)
 
     async def record(self, job: FleetJob, event: Event) -> None:  # noqa: ARG002  there is one job here
-        """Record an event for people."""
+        """Pass an event to the listener."""
         self._listener.recorded(event)
 
     def _pod_changed(self, pod: LocalPod) -> None:

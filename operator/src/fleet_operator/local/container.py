@@ -1,4 +1,4 @@
-"""Pure functions that derive a pod's local process and volume folders from its main container.
+"""Pure functions that derive a local process and its volume folders from a pod's main container.
 
 The rules of Kubernetes apply: ``$(NAME)`` in the command, args and variable values is replaced if the
 variable is known, ``$$`` is a dollar sign, and a value can only refer to the variables before it.
@@ -53,7 +53,7 @@ class LocalCommand:
 
 
 def main_container(pod_spec: Mapping[str, Any]) -> tuple[int, Mapping[str, Any]]:
-    """Return the index and manifest of the container named ``fleet``, or else of the first container."""
+    """Return the index and manifest of the container named ``fleet``, else of the first container."""
     containers: Sequence[Mapping[str, Any]] = pod_spec["containers"]
     for index, container in enumerate(containers):
         if container.get("name") == MAIN_CONTAINER:
@@ -62,7 +62,7 @@ def main_container(pod_spec: Mapping[str, Any]) -> tuple[int, Mapping[str, Any]]
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
-    """Replace known ``$(NAME)`` references; keep unknown ones, and turn ``$$(NAME)`` into ``$(NAME)``."""
+    """Expand known ``$(NAME)`` references; keep unknown ones, and unescape ``$$(NAME)``."""
 
     def replacement(match: re.Match[str]) -> str:
         name = match.group(1)
@@ -77,7 +77,7 @@ def is_mentioned(path: str, texts: Iterable[str]) -> bool:
 
 
 def redirect(text: str, places: Mapping[str, str]) -> str:
-    """Replace each path in the text that is inside one of `places` with its path on this machine."""
+    """Replace each path in the text that is inside one of `places` with the corresponding local path."""
     return _paths(places).sub(lambda match: places[match.group()], text) if places else text
 
 
@@ -87,7 +87,7 @@ def _paths(paths: Iterable[str]) -> re.Pattern[str]:
 
 
 def field_value(pod: Mapping[str, Any], path: str, host: str) -> str | None:
-    """Return the value of a ``fieldRef``, or None for a field that a pod does not have on this machine.
+    """Return the value of a ``fieldRef``, or None if local pods do not have the field.
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ def field_value(pod: Mapping[str, Any], path: str, host: str) -> str | None:
 def container_variables(
     pod: Mapping[str, Any], container: Mapping[str, Any], host: str, given: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the container's ``env`` with references resolved; later entries override earlier ones.
+    """Return the container's ``env`` with references expanded; the last of duplicate names wins.
 
     `given` precedes it, like ``envFrom``, with the values that come from other objects on a cluster.
     """
@@ -180,14 +180,14 @@ def local_command(
 
 
 def _leading(python: str, search_path: str) -> str:
-    """Return `search_path` with the interpreter's folder in front, so that scripts find the same tools."""
+    """Return `search_path` with the interpreter's folder first, so that scripts find its tools."""
     folder = python.rpartition("/")[0]
     return search_path if not folder or search_path.split(":")[0] == folder else f"{folder}:{search_path}"
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Local replacements for objects that exist only in a cluster.
+    """The local folders and variables that replace a cluster's volumes and Secrets.
 
     Attributes
     ----------
@@ -202,7 +202,7 @@ class Given:
 
 
 def mounts(container: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield the index and manifest of each volume mount that has a volume and a path."""
+    """Yield the index and manifest of each complete volume mount."""
     for index, mount in enumerate(container.get("volumeMounts") or ()):
         if isinstance(mount, dict) and mount.get("name") and str(mount.get("mountPath", "")).strip("/"):
             yield index, mount
@@ -217,26 +217,26 @@ def texts(container: Mapping[str, Any], variables: Mapping[str, str] | None) -> 
 
 
 def needs_no_mention(mount: Mapping[str, Any], folder: Path) -> bool:
-    """Return whether a folder has the same path as the mount, so that no text must be changed."""
+    """Return whether a folder has the same path as its mount, so that paths need no change."""
     return _inside(mount, folder) == PurePath(mount["mountPath"])
 
 
 def folders_of(
     pod_spec: Mapping[str, Any], given: Mapping[str, Path], *, replica: str = "", own: Path | None = None
 ) -> dict[str, Path]:
-    """Return the folders that replace the volumes of a pod by volume name.
+    """Return the local folder of each of a pod's volumes, by volume name.
 
     Parameters
     ----------
     pod_spec : mapping
         The spec of a pod or of a template.
     given : mapping
-        The given folders. All replicas share one, but an emptyDir is a replica's own: its
-        folder is a subfolder with the replica's name.
+        The given folders. All replicas share a folder, except for an emptyDir: each replica has a subfolder
+        with its own name.
     replica : str
         The replica's name, such as trainer-1.
     own : Path, optional
-        The parent of the folders of other emptyDirs; without it they are left out.
+        The parent folder for other emptyDirs; without it, they are left out.
     """
     found: dict[str, Path] = {}
     for volume in pod_spec.get("volumes") or ():
@@ -249,7 +249,7 @@ def folders_of(
 
 
 def places(pod_spec: Mapping[str, Any], folders: Mapping[str, Path]) -> dict[str, str]:
-    """Return the local folders of the main container's mounts by mount path; see `redirect`."""
+    """Return the local folder of each mount path in the main container; see `redirect`."""
     _, container = main_container(pod_spec)
     return {
         str(mount["mountPath"]).rstrip("/"): str(_inside(mount, folders[mount["name"]]))

@@ -1,4 +1,4 @@
-"""The local kubelet, which starts pods as processes, probes servers, and reports how pods end.
+"""The local kubelet, which runs pods as processes, probes servers, and reports how pods end.
 
 A pod is a process under the supervisor (`supervisor`), at a loopback address of its own (`addresses`),
 started as its manifest says (`container`). Everything here runs on one event loop.
@@ -35,7 +35,7 @@ READY_TELL_SECONDS = 60.0  # a starting server imports torch and builds its mode
 
 
 class Kubelet:
-    """A kubelet that runs the pods of one job.
+    """Runs the pods of one job.
 
     Parameters
     ----------
@@ -77,26 +77,26 @@ class Kubelet:
         await self._supervisor.start()
 
     async def close(self) -> None:
-        """Stop all processes; return when none is left."""
+        """Stop all processes, and wait until they have ended."""
         for probe in self._probes.values():
             probe.cancel()
         await self._supervisor.close()
 
     async def supervisor_lost(self) -> None:
-        """Wait until the supervisor ends unexpectedly, and raise SupervisorLostError."""
+        """Wait for the supervisor to end unexpectedly, then raise SupervisorLostError."""
         if self._lost is None:
             raise RuntimeError("the kubelet has not been started: call start() first")
         # A cancelled caller must not cancel the future, which other callers may await.
         await asyncio.shield(self._lost)
 
     def stop_all(self, *, grace_seconds: float | None = None) -> None:
-        """Stop all processes within `grace_seconds`, or for None within the pods' own grace periods."""
+        """Stop all processes within `grace_seconds` or, if it is None, their pods' grace periods."""
         for pod in self.pods:
             if not pod.ended:
                 self._supervisor.stop(pod.uid, pod.grace_seconds if grace_seconds is None else grace_seconds)
 
     async def none_alive(self) -> None:
-        """Wait until no process is running; after `stop_all`, this takes a bounded time."""
+        """Wait until no process is running, which takes a bounded time after `stop_all`."""
         await self._none_alive.wait()
 
     @property
@@ -105,7 +105,7 @@ class Kubelet:
         return tuple(self._pods.values())
 
     def create(self, job: FleetJob, manifest: Mapping[str, Any]) -> None:
-        """Start a pod unless it exists; raise ConflictError if another pod has its name."""
+        """Start a pod unless it exists; raise ConflictError if a different pod has its name."""
         name = manifest["metadata"]["name"]
         if (existing := self._pods.get(name)) is not None:
             if existing.manifest["metadata"]["labels"] == manifest["metadata"]["labels"]:
@@ -120,7 +120,7 @@ class Kubelet:
         self._supervisor.launch(pod.uid, argv=command.argv, env=command.env, cwd=workdir, log=pod.log)
 
     def delete(self, name: str, uid: str, grace_seconds: int | None) -> None:
-        """Stop a pod within `grace_seconds` or its own grace period; forget the pod once it has ended."""
+        """Stop a pod within `grace_seconds` or its own grace period, and remove it once it has ended."""
         pod = self._pods.get(name)
         if pod is None or pod.uid != uid:
             return
@@ -134,7 +134,7 @@ class Kubelet:
             self._put(replace(pod, deleted_at=due))
 
     def _put(self, pod: LocalPod) -> None:
-        """Record a pod's state; remove the pod if it was deleted and its process has ended."""
+        """Record a pod's state, or remove the pod if it was deleted and has ended."""
         if pod.ended and pod.deleted_at is not None:
             del self._pods[pod.name]
         else:
@@ -178,7 +178,7 @@ class Kubelet:
         self._put(ended)
 
     async def _probe(self, pod: LocalPod, port: int) -> None:
-        """Probe a parameter server until it accepts connections on its port, or exits."""
+        """Probe a parameter server's port until it accepts connections or the server exits."""
         waited, tell_at = 0.0, READY_TELL_SECONDS
         while not await _accepts(pod.host, port):
             await asyncio.sleep(READY_POLL_SECONDS)
@@ -204,7 +204,7 @@ class Kubelet:
 
 
 def _last_words(pod: LocalPod, *, failed: bool) -> str | None:
-    """Return a pod's termination message or else the end of its log, as with FallbackToLogsOnError.
+    """Return a pod's termination message, or else the end of its log, as FallbackToLogsOnError does.
 
     A progress report that a script wrote before it failed does not count, because it does not explain the
     failure.

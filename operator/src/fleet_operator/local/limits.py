@@ -1,4 +1,4 @@
-"""Pure functions that determine which fields of a job a local run refuses, and which it ignores.
+"""Pure functions that find the fields of a job that a local run refuses or ignores.
 
 It refuses fields that determine what a replica does and that only a cluster can provide, such as files and
 values from other objects. It ignores fields that only concern where and how a cluster runs the replica, and
@@ -68,7 +68,7 @@ NOT_APPLIED_TO_JOB = (
 
 
 def templates(spec: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the job's pod templates by path: each role's own or else the shared template."""
+    """Return the job's pod templates by path: each role's own template, or else the shared one."""
     used: dict[str, Mapping[str, Any]] = {}
     for role in ROLES:
         if (part := spec.get(role)) is None:
@@ -81,7 +81,7 @@ def templates(spec: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def refusals(document: Mapping[str, Any], given: Given | None = None) -> tuple[Problem, ...]:
-    """Return a problem for each field of a valid manifest that a local run does not support."""
+    """Return a problem for each field that a local run does not support."""
     spec, given = document["spec"], given or Given()
     return tuple(_job_refusals(spec, given)) + tuple(
         refusal
@@ -144,7 +144,7 @@ def _container_refusals(path: str, container: Mapping[str, Any], given: Given) -
 
 
 def _source_refusals(path: str, source: Any, given: Given) -> Iterator[Problem]:
-    """Yield a problem for a Secret or ConfigMap whose variables have no replacement."""
+    """Yield a problem for each Secret or ConfigMap whose variables have no local replacement."""
     kind = repr(source)
     if isinstance(source, dict):
         kind = next((name for name in source if name != "prefix"), "an empty source")
@@ -156,7 +156,7 @@ def _source_refusals(path: str, source: Any, given: Given) -> Iterator[Problem]:
 
 
 def _mount_refusals(path: str, container: Mapping[str, Any], given: Given) -> Iterator[Problem]:
-    """Yield a problem for each mount of a replaced volume whose folder the script could not find."""
+    """Yield a problem for each mount whose replacement folder the script could not find."""
     told = texts(container, given.variables)
     for index, mount in mounts(container):
         folder = given.volumes.get(mount["name"])
@@ -206,7 +206,7 @@ def _at(spec: Mapping[str, Any], path: str) -> Any:
 
 
 def _is_asked(path: str, value: Any) -> bool:
-    """Return whether a field is set; the number 0 and an empty budget count as set."""
+    """Return whether a field is set; 0 and an empty budget count as set."""
     return value is not None and value is not False and (value != {} or path == "pserver.disruptionBudget")
 
 
@@ -246,7 +246,7 @@ def not_applied(
 
 
 def _volume_limits(pod_spec: Mapping[str, Any], container: Mapping[str, Any], given: Given) -> Iterator[str]:
-    """Yield ignored settings of volumes, and emptyDirs whose path the container does not mention."""
+    """Yield the volume settings that a local run ignores, and emptyDirs that the container never mentions."""
     told = texts(container, given.variables)
     empty = [volume for volume in pod_spec.get("volumes") or () if "emptyDir" in volume]
     for volume in empty:

@@ -1,4 +1,4 @@
-"""The logs of a local run's replicas: one file per replica, with all its attempts.
+"""The log files of a local run: one file per replica, with all of its attempts.
 
 Each attempt begins with a header. The supervisor writes the time before each line that the replica prints;
 see `supervisor.Log`.
@@ -26,25 +26,25 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def without_times(text: str) -> str:
-    """Return the lines without the supervisor's timestamps."""
+    """Return the lines without the timestamps that the supervisor adds."""
     return _STAMP.sub("", text)
 
 
 def split_time(line: str) -> tuple[datetime | None, str]:
-    """Return the timestamp of a line, if any, and the rest of the line."""
+    """Split a line into its timestamp, if any, and the rest."""
     if (found := _STAMP.match(line)) is None:
         return None, line
     return datetime.fromisoformat(found[1]), line[found.end() :]
 
 
 def printable(text: str) -> str:
-    """Return a line as it finally looks on a terminal: a progress bar's last state, without colours."""
+    """Return a line as a terminal finally shows it: a progress bar's last state, without colours."""
     shown = text.rstrip("\r").rpartition("\r")[2]
     return _CONTROLS.sub("", _ESCAPES.sub("", shown))
 
 
 def begin_log(path: Path, head: str) -> int:
-    """Write the header of a replica's next attempt to its log; return where the attempt's output starts.
+    """Write a header for a replica's next attempt to its log; return the offset at which its output starts.
 
     Raises
     ------
@@ -63,12 +63,12 @@ def begin_log(path: Path, head: str) -> int:
 
 
 def tail(log: Path, start: int) -> str:
-    """Return the last lines of an attempt that starts at `start`."""
+    """Return the last lines of the attempt whose output begins at `start`."""
     return without_times("\n".join(last_lines(log, TAIL_LINES, start)))
 
 
 def last_lines(log: Path, count: int, start: int = 0) -> list[str]:
-    """Return up to `count` last lines of a log after `start`, with their timestamps."""
+    """Return up to `count` lines from the end of a log after `start`, with their timestamps."""
     with log.open("rb") as file:
         end = file.seek(0, 2)
         file.seek(max(start, end - TAIL_BYTES))

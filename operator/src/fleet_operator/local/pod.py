@@ -1,4 +1,4 @@
-"""An attempt of a replica on this machine: its settings, GPUs and state.
+"""A replica's attempt on this machine: its settings, GPUs and state.
 
 Each trainer gets a share of the machine's GPUs, as on a cluster.
 """
@@ -43,7 +43,7 @@ THREADS = "OMP_NUM_THREADS"
 
 @dataclass(frozen=True, slots=True)
 class LocalPod:
-    """An attempt of a replica on this machine."""
+    """One attempt of a replica, run as a process on this machine."""
 
     manifest: Mapping[str, Any]
     uid: str
@@ -83,12 +83,12 @@ class LocalPod:
 
     @property
     def grace_seconds(self) -> int:
-        """The seconds that the pod's process has for ending after SIGTERM."""
+        """The seconds between SIGTERM and SIGKILL for the pod's process."""
         seconds = self.manifest["spec"].get("terminationGracePeriodSeconds")
         return GRACE_SECONDS if seconds is None else int(seconds)
 
     def observed(self) -> ObservedPod:
-        """Return the pod in the form that plans observe."""
+        """Return the pod as plans observe it."""
         _, container = main_container(self.manifest["spec"])
         variables = {each["name"]: each.get("value") for each in container.get("env") or ()}
         return ObservedPod(
@@ -151,7 +151,7 @@ class LocalSettings:
     gpus: Sequence[str] = ()
 
     def pod(self, job: FleetJob, manifest: Mapping[str, Any], hosts: Hosts, now: datetime) -> LocalPod:
-        """Return a pod that was built for the cluster in its local form."""
+        """Convert a pod that was built for the cluster to a local pod."""
         uid = str(uuid.uuid4())
         metadata = {**manifest["metadata"], "uid": uid}
         labels = metadata["labels"]
@@ -170,7 +170,7 @@ class LocalSettings:
         )
 
     def command(self, job: FleetJob, pod: LocalPod) -> LocalCommand:
-        """Return the command of a pod, after creating the folders of its volumes."""
+        """Create the folders of a pod's volumes, and return the pod's command."""
         overrides = {**self.overrides, "FLEET_TERMINATION_LOG": str(pod.termination_log)}
         given = self.given.variables or {}
         variables = {variable.name for variable in job.template(pod.role).main_container.env or ()}
@@ -203,7 +203,7 @@ class LocalSettings:
 
 
 def visible_gpus(environ: Mapping[str, str], devices: Iterable[str]) -> tuple[str, ...]:
-    """Return the GPUs that are visible to a process with this environment, as named in `VISIBLE`.
+    """Return the GPUs visible to a process with this environment, by the names that `VISIBLE` uses.
 
     Parameters
     ----------
@@ -220,7 +220,7 @@ def visible_gpus(environ: Mapping[str, str], devices: Iterable[str]) -> tuple[st
 
 
 def too_few(gpus: Sequence[str], job: FleetJob) -> str:
-    """Return a warning if this machine has GPUs but fewer than the job requests, else an empty string."""
+    """Return a warning if this machine has GPUs but fewer than requested, else an empty string."""
     wanted = _each(job) * job.replicas(Role.TRAINER)
     if not 0 < len(gpus) < wanted:
         return ""
@@ -230,7 +230,7 @@ def too_few(gpus: Sequence[str], job: FleetJob) -> str:
 
 
 def share_of(gpus: Sequence[str], job: FleetJob, role: Role, index: int) -> dict[str, str]:
-    """Return the variable that limits a replica to its GPUs; empty if it needs none or there are too few.
+    """Return the variable that limits a replica to its GPUs; empty if it needs no GPUs or too few exist.
 
     Parameters
     ----------
@@ -248,7 +248,7 @@ def share_of(gpus: Sequence[str], job: FleetJob, role: Role, index: int) -> dict
 
 
 def _each(job: FleetJob) -> int:
-    """Return the number of NVIDIA GPUs per trainer, from `trainer.devices` or else the template."""
+    """Return the number of NVIDIA GPUs per trainer, from `trainer.devices` or else the pod template."""
     devices = job.spec.trainer.devices
     if devices is not None and devices.resource_name == NVIDIA:
         return devices.count

@@ -1,4 +1,4 @@
-"""The supervisor of a local run, which starts the pods' processes and outlives them all.
+"""The supervisor of a local run, which starts the pods' processes and outlives all of them.
 
 It is started once per run, as a file and with only the standard library (``python -I -S supervisor.py``),
 so it starts in some 40 ms and shares nothing with the runner except the socket on its standard input::
@@ -55,7 +55,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def become_subreaper(name: str) -> None:
-    """Make this process adopt orphaned descendants, if the system supports this (Linux)."""
+    """Make this process adopt orphaned descendants, if the system (Linux) supports this."""
     if sys.platform != "linux":
         return
     libc = ctypes.CDLL(None, use_errno=True)
@@ -66,7 +66,7 @@ def become_subreaper(name: str) -> None:
 
 
 def die_with_parent() -> Callable[[], None] | None:
-    """Return a `preexec_fn` that makes a process die with its parent, if the system supports this (Linux).
+    """Return a `preexec_fn` that ends a process with its parent, if the system (Linux) supports this.
 
     The kernel kills the process when the parent's thread, here the only one, ends.
     """
@@ -106,7 +106,7 @@ def _parents_from_ps() -> Iterator[tuple[int, int]]:
 
 
 def descendants(root: int, *, without: Container[int] = ()) -> list[int]:
-    """Return every living descendant of `root` in any session, with parents before children.
+    """Return all living descendants of `root`, in any session, parents first.
 
     Processes in `without` and their descendants are left out.
     """
@@ -144,7 +144,7 @@ class Wake:
             signal.signal(signum, lambda *_: None)
 
     def clear(self) -> bytes:
-        """Read the received signals, one byte each."""
+        """Discard the received signals."""
         try:
             return os.read(self.reader, 4096)
         except BlockingIOError:
@@ -158,7 +158,7 @@ class Wake:
 
 
 def reap() -> Iterator[tuple[int, int]]:
-    """Return the children that have ended, as pairs of pid and exit code."""
+    """Return the pid and exit code of each child that has ended."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -171,18 +171,18 @@ def reap() -> Iterator[tuple[int, int]]:
 
 
 class Channel:
-    """One end of a socket that carries one JSON object per line."""
+    """One end of a socket with one JSON object per line."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self._buffer = b""
 
     def fileno(self) -> int:
-        """Return the descriptor, for select."""
+        """Return the file descriptor, as select requires."""
         return self.sock.fileno()
 
     def receive(self) -> list[dict[str, Any]] | None:
-        """Read once; return the messages of all complete lines, or None if the peer is gone."""
+        """Read once; return the messages of the completed lines, or None if the peer is gone."""
         try:
             data = self.sock.recv(1 << 20)
         except (BlockingIOError, InterruptedError):
@@ -195,7 +195,7 @@ class Channel:
         return [json.loads(line) for line in lines]
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send a line; a closed peer is ignored here because `receive` detects it."""
+        """Send a message; a closed peer is ignored, because `receive` reports it."""
         try:
             self.sock.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
@@ -218,7 +218,7 @@ def kill_all(wake: Wake, *, without: Container[int] = ()) -> dict[int, int]:
 
 
 class Log:
-    """A log file for the output of a process, with a timestamp before each line.
+    """The log file of a process, with a timestamp before each line.
 
     Times have the form of ``kubectl logs --timestamps``, to the millisecond. A full disk does not end the
     training: output that does not fit is dropped, and the next line that fits reports the gap.
@@ -233,11 +233,11 @@ class Log:
         self.ended = False
 
     def fileno(self) -> int:
-        """Return the descriptor, for select."""
+        """Return the file descriptor, as select requires."""
         return self._reader
 
     def take(self) -> bool:
-        """Read once and write the output to the file; return False if there is no output now."""
+        """Copy available output to the file; return False if there is none."""
         try:
             data = os.read(self._reader, LOG_BYTES)
         except BlockingIOError:
@@ -269,7 +269,7 @@ def _stamp(seconds: float) -> bytes:
 
 
 class Keeper:
-    """The process that takes the place of a pod's container: it runs the main process and its descendants."""
+    """The process that stands in for a pod's container and runs its main process and all descendants."""
 
     def __init__(self, channel: Channel, order: dict[str, Any]) -> None:
         self._channel = channel
@@ -280,7 +280,7 @@ class Keeper:
         self._exit_code: int | None = None
 
     def run(self) -> None:
-        """Start the main process and run until it and all of its descendants are gone."""
+        """Start the main process, and return when it and all of its descendants have ended."""
         become_subreaper("pod-keeper")
         try:
             pid = self._start()
@@ -353,7 +353,7 @@ class Keeper:
 
 
 class Supervisor:
-    """Relays between the runner and the keepers, and kills processes that remain."""
+    """Relays messages between the runner and the keepers, and kills remaining processes."""
 
     def __init__(self, runner: Channel) -> None:
         self._runner = runner
@@ -362,7 +362,7 @@ class Supervisor:
         self._pids: dict[int, str] = {}
 
     def run(self) -> None:
-        """Serve until the runner is gone, then stop everything."""
+        """Serve the runner until it is gone, then stop all pods."""
         while True:
             watched: list[Any] = [self._runner, self._wake.reader, *self._keepers.values()]
             readable, _, _ = select.select(watched, [], [])
@@ -382,7 +382,7 @@ class Supervisor:
         self.stop()
 
     def stop(self) -> None:
-        """Make the keepers stop their pods; kill all processes that remain after the grace period."""
+        """Stop the pods through their keepers; kill processes that remain after the grace period."""
         for keeper in self._keepers.values():
             keeper.sock.close()
         deadline = time.monotonic() + GRACE_SECONDS + 1.0
@@ -408,7 +408,7 @@ class Supervisor:
         self._pids[pid] = order["id"]
 
     def _become_keeper(self, channel: Channel, ours: socket.socket, order: dict[str, Any]) -> NoReturn:
-        """Close the inherited sockets, whose end of file must signal a death, and run as a keeper."""
+        """Become a keeper in the forked child: close the inherited sockets, then run."""
         status = 1
         try:
             self._wake.close()
@@ -435,7 +435,7 @@ class Supervisor:
         self._keepers.pop(identity).sock.close()
 
     def _lost(self, pid: int) -> None:
-        """Handle the end of a child: a keeper that died without a report, or an orphan of such a keeper."""
+        """Handle the end of a child: a keeper that died without a report, or an orphan of one."""
         identity = self._pids.pop(pid, None)
         if identity is None:
             return
@@ -451,7 +451,7 @@ class Supervisor:
 
 
 def main() -> int:
-    """Supervise a run for the runner, which is at the other end of standard input."""
+    """Supervise a run for the runner at the other end of standard input."""
     become_subreaper("pod-supervisor")
     runner = socket.socket(fileno=os.dup(0))
     with Path(os.devnull).open() as nothing:

@@ -1,4 +1,4 @@
-"""The runner's end of the supervisor's socket, which sends orders and receives reports."""
+"""The runner's side of the supervisor's socket: sends orders and receives reports."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ CLOSE_SECONDS = supervisor.GRACE_SECONDS + supervisor.KILL_SECONDS + 2.0  # its 
 
 
 class SupervisorLostError(OperatorError):
-    """The supervisor ended unexpectedly; its keepers stop all processes of the run."""
+    """The supervisor ended unexpectedly; its keepers then stop all processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The report that a pod's main process has started."""
+    """A report that a pod's main process has started."""
 
     id: str
     pid: int
@@ -37,7 +37,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """The report that a pod's main process and all of its descendants have ended."""
+    """A report that a pod's main process and all of its descendants have ended."""
 
     id: str
     code: int  # 128 + the signal, if a signal ended the process
@@ -45,7 +45,7 @@ class Exited:
 
 
 class SupervisorClient:
-    """A client of the supervisor that starts and stops processes.
+    """Starts and stops processes through the supervisor.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ class SupervisorClient:
         self._supervisor_died = False
 
     async def start(self) -> None:
-        """Start the supervisor, and listen for its reports."""
+        """Start the supervisor, and start receiving its reports."""
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
@@ -94,7 +94,7 @@ class SupervisorClient:
     def launch(
         self, identity: str, *, argv: Sequence[str], env: Mapping[str, str], cwd: Path, log: Path
     ) -> None:
-        """Start a process; its output, and that of its descendants, is appended to `log`."""
+        """Start a process whose output, including that of its descendants, is appended to `log`."""
         self._order(
             {
                 "op": "start",
@@ -107,11 +107,11 @@ class SupervisorClient:
         )
 
     def stop(self, identity: str, grace_seconds: float) -> None:
-        """Send SIGTERM to a process; after `grace_seconds`, send SIGKILL to it and its descendants."""
+        """Send SIGTERM to a process; after `grace_seconds`, kill it and its descendants."""
         self._order({"op": "stop", "id": identity, "grace": grace_seconds})
 
     async def close(self) -> None:
-        """Stop all running processes; return when they are gone."""
+        """Stop all processes, and wait until they have ended."""
         self._closing = True
         if self._writer is not None:
             self._writer.close()
@@ -128,7 +128,7 @@ class SupervisorClient:
             await self._outlast_keepers()
 
     async def _outlast_keepers(self) -> None:
-        """Wait until the keepers have stopped the processes after the supervisor was killed."""
+        """After a kill of the supervisor, wait until its keepers have stopped the processes."""
         deadline = asyncio.get_running_loop().time() + CLOSE_SECONDS
         while alive := [pid for pid in self._pids.values() if _is_alive(pid)]:
             if asyncio.get_running_loop().time() > deadline:

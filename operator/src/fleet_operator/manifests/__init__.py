@@ -1,1 +1,1 @@
-"""Manifest files of FleetJobs: reads them as kubectl does and finds all mistakes in them."""
+"""Manifest files: reads them as kubectl does, and reports every mistake in them."""

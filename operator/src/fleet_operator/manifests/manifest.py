@@ -1,4 +1,4 @@
-"""Reads and checks manifest files, as given by ``-f``."""
+"""Reads and checks the manifest files passed with ``-f``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CARET_COLUMNS = 60  # how many characters of a long line are shown on each side 
 
 
 class ManifestError(OperatorError):
-    """A file cannot be read as one FleetJob.
+    """A file cannot be read as a single FleetJob.
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ class ManifestError(OperatorError):
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A FleetJob from a file.
+    """A FleetJob read from a file.
 
     Attributes
     ----------
@@ -69,7 +69,7 @@ class Manifest:
     _root: Node = field(repr=False)
 
     def located(self, error: InvalidJob) -> InvalidJob:
-        """Return the error with each problem's line; a missing field gets its parent's line."""
+        """Return the error with a line number for each problem; a missing field gets its parent's line."""
         lines = dict(self._root.lines())
         problems = []
         for problem in error.problems:
@@ -81,7 +81,7 @@ class Manifest:
 
 
 def load_manifest(path: Path) -> Manifest:
-    """Return the FleetJob in a YAML or JSON file, or on standard input for ``-``.
+    """Return the FleetJob in a YAML or JSON file; ``-`` reads standard input.
 
     Values have the same meaning as for ``kubectl apply``. Duplicate keys are rejected.
 
@@ -121,7 +121,7 @@ def _read(path: Path) -> bytes:
 
 
 def _with_caret(lines: Sequence[str], line: int, column: int) -> str:
-    """Return a line of a text with a caret below one of its columns."""
+    """Return a line of a text with a caret below the given column."""
     shown = lines[line] if line < len(lines) else ""  # the position of an error may be past the last line
     start = max(0, column - CARET_COLUMNS)
     shown = "".join(each if each.isprintable() else " " for each in shown[start : column + CARET_COLUMNS])
@@ -130,7 +130,7 @@ def _with_caret(lines: Sequence[str], line: int, column: int) -> str:
 
 @contextlib.contextmanager
 def located(manifest: Manifest) -> Iterator[None]:
-    """Add the manifest's lines to the problems of an InvalidJob error from the ``with`` block."""
+    """Add line numbers from the manifest to the problems of an InvalidJob error from the ``with`` block."""
     try:
         yield
     except InvalidJob as error:
@@ -144,7 +144,7 @@ def _warn(sentence: str) -> None:
 def check_manifest(
     manifest: Manifest, *, allow_unknown_fields: bool, warn: Callable[[str], None] = _warn
 ) -> FleetJob:
-    """Parse a manifest's job like `check_document`; each problem includes its line."""
+    """Parse a manifest's job as `check_document` does, adding line numbers to the problems."""
     with located(manifest):
         return check_document(manifest.document, allow_unknown_fields=allow_unknown_fields, warn=warn)
 
@@ -152,7 +152,7 @@ def check_manifest(
 def check_document(
     document: Mapping[str, Any], *, allow_unknown_fields: bool, warn: Callable[[str], None] = _warn
 ) -> FleetJob:
-    """Parse a job, and check its templates like Kubernetes.
+    """Parse a job, and check its pod templates as Kubernetes would.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Pure functions that check the Kubernetes types in a manifest for unknown fields and wrong types.
+"""Pure functions that find unknown fields and wrong types in the parts of a manifest with Kubernetes types.
 
 The CustomResourceDefinition of FleetJob does not restrict a pod's spec, so the API server reports mistakes in
 it only when a pod is created. ``pod_fields.json`` has the fields of the version of Kubernetes that this
@@ -49,14 +49,14 @@ class Findings(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """A map in the manifest, with its path and its allowed fields."""
+    """A map in the manifest: its path and its allowed fields."""
 
     path: str
     fields: Mapping[str, str]
 
 
 def find(document: Mapping[str, Any]) -> Findings:
-    """Return the problems of a manifest, checked against the fields that Kubernetes knows.
+    """Return the problems of a manifest, judged by the fields that Kubernetes knows.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ def find(document: Mapping[str, Any]) -> Findings:
 def _problems(
     value: Any, kind: str, places: tuple[_Place, ...], types: Types
 ) -> Iterator[tuple[Problem, bool]]:
-    """Yield each problem with a value, and whether the problem is an unknown field.
+    """Yield each problem of a value, and whether the problem is an unknown field.
 
     `places` is the path to the value.
     """
@@ -129,7 +129,7 @@ def _no_resources(names: Iterable[str], path: str) -> Iterator[Problem]:
 
 
 def _meant(name: str, around: tuple[_Place, ...], types: Types) -> str:
-    """Return a suggestion for an unknown field: the correct level, a similar name, or all known fields."""
+    """Return a hint about an unknown field: its correct level, a similar name, or all known fields."""
     here = around[-1].fields
     for place in reversed(around[:-1]):
         if name in place.fields:

@@ -1,4 +1,4 @@
-"""Reads YAML like ``kubectl apply``, within limits, and records the line of each value.
+"""Reads YAML as ``kubectl apply`` does, within limits, and records each value's line.
 
 PyYAML's libyaml parses the text into events; kubectl's parser is a port of the same library. But PyYAML and
 kubectl build different values from the events (PyYAML reads ``1:30`` as 90 and ``y`` as text). So this module
@@ -47,7 +47,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 class YamlProblem(Exception):  # noqa: N818  the name describes the problem; the message reports a person's mistake
-    """A text is not valid YAML for a manifest.
+    """The text is not valid YAML for a manifest.
 
     Attributes
     ----------
@@ -63,7 +63,7 @@ class YamlProblem(Exception):  # noqa: N818  the name describes the problem; the
 
 @dataclass(slots=True)
 class Node:
-    """A value and its position; an aliased node occurs in several places."""
+    """A value and its position in the text; an alias makes one node occur in several places."""
 
     value: Any
     line: int  # counted from 0; of a value in a map, that of its key
@@ -73,7 +73,7 @@ class Node:
     elements: Sequence[Node] = ()  # the elements, if it is a list
 
     def lines(self, path: str = "") -> Iterator[tuple[str, int]]:
-        """Yield the line of each field in this node by path, such as spec.template.spec.containers[0]."""
+        """Yield the path and the line of each field in this node; a path looks like spec.containers[0]."""
         yield path, self.line
         for name, node in self.fields.items():
             yield from node.lines(f"{path}.{name}" if path else name)
@@ -105,7 +105,7 @@ def read_documents(text: str) -> list[Node]:
 
 
 def _problem_of(error: yaml.MarkedYAMLError, text: str) -> YamlProblem:
-    """Convert a parser's error, such as an unclosed list, to a problem at a position in the text."""
+    """Convert a parser error, such as an unclosed list, to a problem with a position in the text."""
     written = text.rstrip().splitlines() or [""]
     places = [
         (mark.line, mark.column) for mark in (error.problem_mark, error.context_mark) if mark is not None
@@ -121,7 +121,7 @@ def _problem_of(error: yaml.MarkedYAMLError, text: str) -> YamlProblem:
 
 
 class _Composer:
-    """Builds values from the events of PyYAML's parser."""
+    """Builds values from the events of PyYAML's parser, like PyYAML's own Composer."""
 
     def __init__(self, events: Iterable[Any]) -> None:
         self._events = iter(events)
@@ -153,7 +153,7 @@ class _Composer:
         return node
 
     def _named(self, event: Any, depth: int) -> Node:
-        """Return the node that an alias refers to."""
+        """Return the node to which an alias refers."""
         if event.anchor not in self._anchors:
             _refuse(event, f"*{event.anchor} is not defined; expected &{event.anchor} at an earlier value")
         node = self._anchors[event.anchor]
@@ -207,7 +207,7 @@ class _Composer:
         return Node(values, start.start_mark.line, size, height + 1, fields=fields)
 
     def _key(self, event: Any, depth: int) -> str:
-        """Return a map key as the string that JSON uses for it."""
+        """Return a map key as the string that represents it in JSON."""
         key = self._node(event, depth + 1).value
         if isinstance(key, bool):
             return "true" if key else "false"
@@ -218,7 +218,7 @@ class _Composer:
         return key
 
     def _to_merge(self, event: Any, depth: int) -> dict[str, Node]:
-        """Return the fields that ``<<`` merges into a map; earlier maps in a list take precedence."""
+        """Return the fields that ``<<`` merges into a map; the first of several maps takes precedence."""
         node = self._node(event, depth + 1)
         sources = node.elements if isinstance(node.value, list) else [node]
         if not all(isinstance(source.value, dict) for source in sources):
@@ -249,7 +249,7 @@ def _scalar(event: Any) -> Any:
 
 
 def _resolve(event: Any, text: str) -> Any:
-    """Return the value of an unquoted scalar by kubectl's rules, as a JSON value."""
+    """Return the value of an unquoted scalar as a JSON value, by kubectl's rules."""
     if text in _WORDS:
         return _WORDS[text]
     if _NOT_FINITE.fullmatch(text):

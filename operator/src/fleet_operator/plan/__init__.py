@@ -1,4 +1,4 @@
-"""Decisions about a job, as pure functions."""
+"""Decides what to do about a job, in pure functions."""
 
 from fleet_operator.plan.plan import plan
 

@@ -1,4 +1,4 @@
-"""The formats of times, replica indexes and lists of pods in statuses and messages."""
+"""Formats and parses times, replica indexes and lists of pods in statuses and messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _INDEXES = re.compile(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*", re.ASCII)
 
 
 def is_ahead(now: datetime, moment: datetime, *, at_most: timedelta) -> bool:
-    """Return whether `moment` is in the future by at most `at_most`.
+    """Return whether `moment` lies in the future, but by no more than `at_most`.
 
     A later moment does not count, because it was set before the clock was set back.
     """
@@ -24,12 +24,12 @@ def is_ahead(now: datetime, moment: datetime, *, at_most: timedelta) -> bool:
 
 
 def stamp(moment: datetime) -> datetime:
-    """Return a time truncated to whole seconds, as stored in statuses."""
+    """Return a time truncated to whole seconds, the precision of statuses."""
     return moment.replace(microsecond=0)
 
 
 def until(now: datetime, *moments: datetime | None) -> timedelta | None:
-    """Return the time until the earliest of the given times, at least zero; None if there are none."""
+    """Return the time left until the earliest of the given times, at least zero; None if no time is given."""
     ahead = [moment - now for moment in moments if moment is not None]
     return max(timedelta(), min(ahead)) if ahead else None
 
@@ -44,7 +44,7 @@ def format_indexes(indexes: Collection[int]) -> str:
 
 
 def parse_any_indexes(text: object, *, below: int) -> frozenset[int]:
-    """Parse indexes that a pod reported, ignoring those above a limit; invalid text yields an empty set."""
+    """Parse indexes reported by a pod, ignoring those above a limit; invalid text gives an empty set."""
     if not isinstance(text, str) or not _INDEXES.fullmatch(text):
         return frozenset()
     found: set[int] = set()
@@ -55,7 +55,7 @@ def parse_any_indexes(text: object, *, below: int) -> frozenset[int]:
 
 
 def parse_indexes(text: str) -> frozenset[int]:
-    """Parse the output of `format_indexes`; only the operator may have written the text."""
+    """Parse trusted output of `format_indexes`."""
     found: set[int] = set()
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
@@ -64,5 +64,5 @@ def parse_indexes(text: str) -> frozenset[int]:
 
 
 def some(names: Sequence[str]) -> str:
-    """Return the name of the first pod and, if there are others, their number."""
+    """Return the name of the first pod, followed by the number of the others, if any."""
     return names[0] if len(names) == 1 else f"{names[0]} (and {len(names) - 1} more)"

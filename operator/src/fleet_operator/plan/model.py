@@ -1,4 +1,4 @@
-"""The inputs and outputs of a plan: observed objects, actions, and events.
+"""The inputs and outputs of a plan: observed objects, actions and events.
 
 Everything here is a frozen value, so that tests can compare whole plans and both kinds of cluster can carry
 out the same actions.
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Attempt(NamedTuple):
-    """The attempt of a replica: the number of restarts of the job, and of this replica.
+    """An attempt of a replica, identified by the restarts of the job and of the replica.
 
     A pod with a lower attempt than the status requires is outdated, and is removed.
     """
@@ -27,17 +27,17 @@ class Attempt(NamedTuple):
     replica: int = 0
 
     def __str__(self) -> str:
-        """Return the value of the pod's ``fleetjob.dev/attempt`` label."""
+        """Return the attempt as in the pod label ``fleetjob.dev/attempt``."""
         return f"{self.job}.{self.replica}"
 
     @property
     def restarts(self) -> int:
-        """The number of the replica's previous starts; part of its environment."""
+        """The total number of restarts, as passed to the replica in its environment."""
         return self.job + self.replica
 
     @classmethod
     def parse(cls, label: str) -> Attempt:
-        """Parse the label's value; treat an invalid value as attempt 0.0, the oldest."""
+        """Parse a pod's label; an invalid value counts as attempt 0.0, the oldest."""
         job, dot, replica = label.partition(".")
         return cls(int(job), int(replica)) if dot and job.isdigit() and replica.isdigit() else cls()
 
@@ -54,7 +54,7 @@ class PodPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ObservedPod:
-    """A pod that has the name of one of the job's pods, reduced to the data that decisions need."""
+    """A pod with the name of one of the job's pods, reduced to the data that decisions use."""
 
     name: str
     uid: str
@@ -90,7 +90,7 @@ class ObservedPod:
 
 
 class ObjectRef(NamedTuple):
-    """An object in the job's namespace."""
+    """A reference to an object in the job's namespace."""
 
     api_version: str
     kind: str
@@ -98,13 +98,13 @@ class ObjectRef(NamedTuple):
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> ObjectRef:
-        """Return a reference to the object of a manifest."""
+        """Return a reference to the object that a manifest describes."""
         return cls(manifest["apiVersion"], manifest["kind"], manifest["metadata"]["name"])
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedObject:
-    """An additional object of the job, reduced to the data that decisions need."""
+    """An additional object of the job, reduced to the data that decisions use."""
 
     made_from: str | None = None  # the digest in its annotation; None if it has none or is being deleted
     held_back: str | None = None  # of a pending PodGroup: its phase, and its scheduler's message
@@ -112,7 +112,7 @@ class ObservedObject:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The objects of a job in the cluster at one moment, and other observations."""
+    """The observed state at one moment: the job's objects in the cluster, and facts about the cluster."""
 
     pods: tuple[ObservedPod, ...] = ()
     service: bool = False  # whether the job's own headless Service exists
@@ -153,13 +153,13 @@ class CreatePod:
 
     @property
     def manifest(self) -> Mapping[str, Any]:
-        """The manifest. Each access builds it again, so that a large plan does not store all manifests."""
+        """The pod's manifest, rebuilt on each access so that a large plan does not store all of them."""
         return self.build()
 
 
 @dataclass(frozen=True, slots=True)
 class DeletePod:
-    """Delete a pod if it still has this uid.
+    """Delete a pod if it still has the same uid.
 
     The pod must also be unchanged if the decision depends on its state.
     """
@@ -172,28 +172,28 @@ class DeletePod:
 
 @dataclass(frozen=True, slots=True)
 class DeleteService:
-    """Delete the job's headless Service if it is unchanged."""
+    """Delete the job's headless Service unless it has changed."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class EnsureObject:
-    """Create an additional object of the job if it does not exist."""
+    """Create an additional object of the job unless it exists."""
 
     manifest: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteObject:
-    """Delete an additional object that is no longer needed, if the job owns it and it is unchanged."""
+    """Delete an additional object that is no longer needed, if the job owns it and it has not changed."""
 
     ref: ObjectRef
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteJob:
-    """Delete the job itself after its ttlSecondsAfterFinished.
+    """Delete the job itself once its ttlSecondsAfterFinished has expired.
 
     The job must be unchanged, because a person may have extended this time.
     """
@@ -206,7 +206,7 @@ Action = CreateService | CreatePod | DeletePod | DeleteService | EnsureObject | 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A Kubernetes event, which ``kubectl describe`` shows."""
+    """A Kubernetes event, as shown by ``kubectl describe``."""
 
     type: str  # Normal or Warning
     reason: str
@@ -215,7 +215,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The next step for a job: a status, to be written first, and then actions in order."""
+    """The next step for a job: a status, to be written first, then actions to execute in order."""
 
     status: FleetJobStatus
     actions: tuple[Action, ...] = ()

@@ -1,4 +1,4 @@
-"""The decision about a job's next step.
+"""Decides a job's next step by the first policy that applies.
 
 Each decision is a function below. The first decision in the order of `DECISIONS` that returns a plan wins.
 The rules of each policy are in its own module.
@@ -56,7 +56,7 @@ __all__ = ["plan"]
 
 
 def plan(job: FleetJob, observed: Observed, now: datetime, hosts: Hosts) -> Plan:
-    """Decide a job's next step: a pure function that uses no clock, API or log.
+    """Decide a job's next step; a pure function without a clock, API calls or logging.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ def plan(job: FleetJob, observed: Observed, now: datetime, hosts: Hosts) -> Plan
 
 
 def being_deleted(context: Context) -> Plan | None:
-    """Do nothing for a job that is being deleted, because its objects are deleted with it."""
+    """Do nothing for a job that is being deleted; its objects are deleted with it."""
     if context.job.metadata.deletion_timestamp is None:
         return None
     return Plan(status=context.job.status, urgent=False)
@@ -95,7 +95,7 @@ def managed_elsewhere(context: Context) -> Plan | None:
 
 
 def finished(context: Context) -> Plan | None:
-    """Clean up after a job that has succeeded or failed; both states are final."""
+    """Clean up after a finished job; succeeded and failed are final states."""
     before = context.job.status
     if before.state is None or not before.finished:
         return None
@@ -106,7 +106,7 @@ def finished(context: Context) -> Plan | None:
 
 
 def succeeded(context: Context) -> Plan | None:
-    """End a job as succeeded when the trainers that successPolicy requires have completed."""
+    """End a job as succeeded once the trainers that successPolicy requires have completed."""
     policy, wanted = context.job.spec.success_policy.type, context.job.replicas(Role.TRAINER)
     resized = is_resized(before=context.job.status.role(Role.TRAINER).replicas, wanted=wanted)
     if resized and not context.job.elastic:
@@ -125,7 +125,7 @@ def succeeded(context: Context) -> Plan | None:
 
 
 def rejected(context: Context) -> Plan | None:
-    """Fail a job if the API server permanently refuses one of its objects, because no retry can succeed."""
+    """Fail a job if the API server permanently refuses one of its objects."""
     if context.observed.rejected is None:
         return None
     sentence = f"the API server refuses an object of this job: {context.observed.rejected}"
@@ -145,7 +145,7 @@ def overdue(context: Context) -> Plan | None:
 
 
 def suspended(context: Context) -> Plan | None:
-    """Keep a job without pods while spec.suspend is true; afterwards it restarts from any checkpoint."""
+    """Keep a suspended job without pods; once resumed, it restarts from its checkpoint, if any."""
     if not context.job.spec.suspend:
         return None
     ledger = context.ledger.with_new_life() if context.ledger.has_begun else context.ledger
@@ -155,7 +155,7 @@ def suspended(context: Context) -> Plan | None:
 
 
 def resized(context: Context) -> Plan | None:
-    """Restart a job if its desired number of trainers changes, because its pods have the old number.
+    """Restart a job if its desired number of trainers changes, because existing pods have the old number.
 
     Its PodGroup and pods that have not been observed yet also have the old number. But if no pod has been
     observed, the change is not reported as a restart. In an elastic job, the replicas need not agree on the
@@ -175,7 +175,7 @@ def resized(context: Context) -> Plan | None:
 
 
 def failed(context: Context) -> Plan | None:
-    """React to failed replicas according to failurePolicy: fail the job, restart it, or restart the replicas.
+    """Apply failurePolicy to failed replicas: fail the job, or restart the job or the replicas.
 
     The consequence of a failure does not replace that failure in the status, because the time of the original
     failure determines which failures belong to the same incident. A restart of the whole job ends the
@@ -248,7 +248,7 @@ def failed(context: Context) -> Plan | None:
 
 
 def stranded(context: Context) -> Plan | None:
-    """Restart a job whose trainers failed after training: restarted alone, they would find no servers.
+    """Restart the whole job if restarted trainers would find no servers, because the servers have succeeded.
 
     Their failures were reported and counted when they were observed, before the servers' end.
     """
@@ -262,7 +262,7 @@ def stranded(context: Context) -> Plan | None:
 
 
 def _job_restarted(context: Context, ledger: Ledger, *, fails: bool, unseen: bool = False) -> Ledger:
-    """Return the ledger with a restart of the job, after a pause that grows with its failures."""
+    """Return the ledger after a restart of the job, with a pause that grows with its failures."""
     times = (context.replicas.time_run(each, context.now) for each in context.replicas.wanted)
     longest = max((each for each in times if each is not None), default=None)
     in_a_row, pause = next_pause(ledger.failures_in_a_row, fails=fails, ran=longest)
@@ -271,7 +271,7 @@ def _job_restarted(context: Context, ledger: Ledger, *, fails: bool, unseen: boo
 
 
 def stuck(context: Context) -> Plan | None:
-    """Fail a job if some replicas are not running within pendingDeadlineSeconds; report the reason.
+    """Fail a job if its replicas are not all running within pendingDeadlineSeconds.
 
     An elastic job needs only its servers and enough trainers. This uses the observed state, not the status.
     """
@@ -288,7 +288,7 @@ def stuck(context: Context) -> Plan | None:
 
 
 def short_of_quota(context: Context) -> Plan | None:
-    """Delete a job's pods if a quota refuses its other pods, so that another job can run.
+    """Delete a job's pods if a quota refuses the others, so that another job can run.
 
     This is neither a restart nor a failure, because none of the pods has trained.
     """

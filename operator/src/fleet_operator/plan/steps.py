@@ -1,4 +1,4 @@
-"""The plans that decisions return: a step of an active job, the end of a job, or its suspension.
+"""Plans that decisions return: a step of an active job, its suspension, or its end.
 
 A step deletes pods of older attempts, creates missing replicas, and reports the status. After the end,
 cleanPodPolicy and ttlSecondsAfterFinished determine which objects are deleted.
@@ -57,7 +57,7 @@ def step(
     last_failure: LastFailure | None = None,
     events: tuple[Event, ...] = (),
 ) -> Plan:
-    """Bring the pods one step closer to the state in the ledger.
+    """Return a plan that brings the pods one step closer to the state in the ledger.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ def step(
 
 
 def why_pending(context: Context) -> tuple[str, str, str | None]:
-    """Return the reason why some replicas are not running, a message, and the pod that causes it, if any."""
+    """Return why some replicas are not running, a message, and the pod responsible, if any."""
     creation = creation_of(context)
     not_created = why_not_created(context, backed_off=creation.backed_off, gated=creation.gated)
     waiting = why_not_running(context, not_created)
@@ -107,7 +107,7 @@ def why_pending(context: Context) -> tuple[str, str, str | None]:
 
 
 def hold(context: Context) -> Plan:
-    """Return a plan that deletes a suspended job's pods."""
+    """Return a plan that deletes the pods of a suspended job."""
     sentence = "spec.suspend is true"
     pods = (*context.replicas.past, *context.replicas.present.values())
     stays = why_unended(context, pods)
@@ -126,7 +126,7 @@ def hold(context: Context) -> Plan:
 
 
 def _is_pausing(context: Context, creation: Creation) -> bool:
-    """Return whether any replica is between attempts: its old pod still exists or its next is delayed."""
+    """Return whether a replica is between two attempts: its old pod remains, or its next pod is delayed."""
     replicas = context.replicas
     leaving = {pod.name for pod in replicas.past}
     return bool(creation.backed_off) or any(replicas.name_of(each) in leaving for each in replicas.missing)
@@ -135,7 +135,7 @@ def _is_pausing(context: Context, creation: Creation) -> bool:
 def _progress(
     context: Context, creation: Creation, *, restarted: bool
 ) -> dict[ConditionType, ConditionChange]:
-    """Return conditions that tell whether all pods exist and run, and whether a restart has ended."""
+    """Return the conditions that show whether all pods exist and run, and whether a restart is over."""
     waiting = why_not_created(context, backed_off=creation.backed_off, gated=creation.gated)
     changes: dict[ConditionType, ConditionChange] = {}
     if waiting is None:
@@ -172,7 +172,7 @@ def end_job(
     last_failure: LastFailure | None = None,
     events: tuple[Event, ...] = (),
 ) -> Plan:
-    """Return a plan that ends a job and starts the cleanup.
+    """Return a plan that ends a job and starts its cleanup.
 
     Parameters
     ----------
@@ -205,7 +205,7 @@ def end_job(
 
 
 def clean_up(context: Context, status: FleetJobStatus, events: tuple[Event, ...] = ()) -> Plan:
-    """Return a plan that deletes the pods that cleanPodPolicy selects, and the job once it expires.
+    """Return a plan that deletes the pods selected by cleanPodPolicy, and the job once it has expired.
 
     Pods of older attempts are deleted regardless of the policy. So are pods of trainers that were created too
     late and have not started, because they would find no servers.

@@ -1,4 +1,4 @@
-"""The interface of ``paddle.fluid``, which scripts import with ``from fleet import fluid``.
+"""The ``paddle.fluid`` interface, which scripts import with ``from fleet import fluid``.
 
 A program describes a training step as operators over variables. `ir` defines the data, `printer` formats a
 program, and `serialise` writes and reads it. A module that has the name of one in ``paddle.fluid``, such as

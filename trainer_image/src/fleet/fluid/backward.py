@@ -1,4 +1,4 @@
-"""The backward pass of a built program: an operator for each gradient, as Paddle appends them.
+"""The backward pass of a built program, appended as one operator for each gradient, as in Paddle.
 
 These operators describe what autograd computes; see `fleet.fluid.module`.
 """
@@ -29,7 +29,7 @@ def append_backward(
     callbacks: Any = None,
     checkpoints: Any = None,
 ) -> list[tuple[ProgramVariable, ProgramVariable]]:
-    """Append the operators that compute the gradients of a loss.
+    """Append the operators that compute the gradients of a loss, and return the gradients.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def append_backward(
 
 
 def loss_of(block: Block) -> str | None:
-    """Return the loss whose gradients a block computes, or None if it computes none."""
+    """Return the loss whose gradients a block computes, or None if the block has no backward pass."""
     for op in block.ops:
         if op.attrs.get("op_role") == _BACKWARD | int(OpRole.LOSS):
             return op.output_arg_names[0].removesuffix(GRAD)
@@ -115,7 +115,7 @@ def _names(given: Iterable[str | Variable] | None) -> set[str]:
 
 
 def _path(block: Block, loss: str, ended: set[str]) -> list[Operator]:
-    """Return the operators that gradients of the loss pass through, in order."""
+    """Return the operators through which gradients of the loss flow, in order."""
     needed, path = {loss}, []
     for op in reversed(block.ops):
         known = kinds().get(op.type)
@@ -127,7 +127,7 @@ def _path(block: Block, loss: str, ended: set[str]) -> list[Operator]:
 
 
 def _unused(block: Block, path: Sequence[Operator], loss: str) -> set[str]:
-    """Return outputs of the path's operators that no operator on the path reads."""
+    """Return the outputs of the path's operators that no operator on the path reads."""
     read, unused = {loss}, set()
     for op in reversed(path):
         for name in op.output_arg_names:
@@ -145,7 +145,7 @@ def _mark_loss(block: Block, loss: str) -> None:
 
 
 def _last_writer(block: Block, name: str) -> int:
-    """Return the position of the last operator that computes a variable, or -1 if there is none."""
+    """Return the index of the last operator that computes a variable, or -1."""
     at = len(block.ops) - 1
     while at >= 0 and name not in block.ops[at].output_arg_names:
         at -= 1
@@ -153,7 +153,7 @@ def _last_writer(block: Block, name: str) -> int:
 
 
 def _gradients_of(op: Operator, ended: set[str]) -> list[Operator]:
-    """Return the operators that compute the gradients of an operator's inputs, or none if none are needed."""
+    """Return the operators that compute the gradients of an operator's inputs; empty if none is needed."""
     kind = kind_of(op.type)
     gradient = kind.gradient
     assert gradient is not None  # noqa: S101 - it is on the path
@@ -184,7 +184,7 @@ def _read(op: Operator, slot: str) -> tuple[str, ...]:
 
 
 def _one_each(op: Operator) -> list[Operator]:
-    """Split an operator that passes one gradient to several inputs into one operator per input."""
+    """Split an operator that passes one gradient on to several inputs into one operator per input."""
     ((slot, names),) = op.outputs.items()
     return [replace(op, outputs={slot: (name,)}) for name in names if name != _EMPTY]
 
@@ -197,7 +197,7 @@ def _reslotted(op: Operator, gradient: Gradient) -> Operator:
 
 
 def _summed(ops: Sequence[Operator]) -> list[Operator]:
-    """Rename gradients that several operators compute, and add operators that sum the parts.
+    """Sum gradients that several operators compute: rename the parts, and append the sums.
 
     A sum precedes the first operator that reads it; if no operator does, it is the last operator.
     """
@@ -231,7 +231,7 @@ def _sum(name: str, parts: Sequence[str]) -> Operator:
 
 
 def _without_ended(ops: Sequence[Operator], ended: set[str]) -> list[Operator]:
-    """Remove operators that read only stopped gradients, and record their outputs as stopped.
+    """Remove operators that only read stopped gradients, and record their outputs as stopped too.
 
     If an operator reads other gradients as well, those that have ended are zeros.
     """
@@ -251,7 +251,7 @@ def _without_ended(ops: Sequence[Operator], ended: set[str]) -> list[Operator]:
 
 
 def _declare(block: Block, op: Operator) -> None:
-    """Declare the gradients that an operator computes, with the shapes of their variables."""
+    """Declare the gradient variables that an operator computes, with the shapes of their variables."""
     forward = kinds().get(op.type.removesuffix("_grad")) if op.type.endswith("_grad") else None
     rule = forward.gradient.lod_from if forward is not None and forward.gradient is not None else "X"
     rows = op.type == "lookup_table_grad" and bool(op.attrs["is_sparse"])

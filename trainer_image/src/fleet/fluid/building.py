@@ -1,4 +1,4 @@
-"""Variables and operators of programs that scripts build with layers.
+"""The variables and operators of programs that scripts build with layers.
 
 The other modules of `fleet.fluid` rely on this:
 
@@ -40,7 +40,7 @@ _ASSIGNED = frozenset({"block", "stop_gradient", "persistable", "regularizer", "
 
 
 class ProgramVariable(Variable):
-    """A variable of a program that a script builds; arithmetic on it appends operators.
+    """A variable of a built program; arithmetic on it appends operators.
 
     Notes
     -----
@@ -52,7 +52,7 @@ class ProgramVariable(Variable):
     initializer: Any = None
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Set one of the attributes that may change after creation."""
+        """Set an attribute; reject attributes that are fixed at creation."""
         if name not in _ASSIGNED:
             raise AttributeError(
                 f"variable {self.name}: {name} cannot be changed after the variable has been created; only "
@@ -75,11 +75,11 @@ class ProgramVariable(Variable):
 
     @property
     def program(self) -> ProgramData:
-        """The program that the variable belongs to."""
+        """The program to which the variable belongs."""
         return self.block.program
 
     def astype(self, dtype: str) -> "ProgramVariable":
-        """Append a cast to another dtype."""
+        """Append a cast to another dtype, and return its output."""
         out = _temporary(self, dtype)
         append_operator(
             self.block, "cast", {"X": self}, {"in_dtype": self.dtype, "out_dtype": dtype}, {"Out": out}
@@ -143,14 +143,14 @@ class ProgramVariable(Variable):
 
 
 def equals(x: ProgramVariable, y: ProgramVariable) -> ProgramVariable:
-    """Append Paddle's operator for ``x == y``; here, ``==`` compares the fields of two variables instead."""
+    """Append Paddle's operator for ``x == y``, because ``==`` on variables compares their fields."""
     return _binary("equal", x, y, dtype="bool")
 
 
 def create_variable(
     block: Block, name: str, shape: Sequence[int], dtype: str, **facts: Any
 ) -> ProgramVariable:
-    """Declare a variable in a block; it replaces any variable of the same name, as in Paddle.
+    """Declare a variable in a block, replacing any variable with the same name, as Paddle does.
 
     Parameters
     ----------
@@ -175,7 +175,7 @@ def _names(value: Variable | Sequence[Variable] | None) -> tuple[str, ...]:
 
 
 def _float32(value: Attribute) -> Attribute:
-    """Round a number to float32, as Paddle stores it in attributes."""
+    """Round a number to float32, the precision of Paddle's attributes."""
     if isinstance(value, float):
         return float(np.float32(value))
     return [_float32(each) for each in value] if isinstance(value, list) else value
@@ -190,7 +190,7 @@ def append_operator(
     *,
     index: int | None = None,
 ) -> None:
-    """Append an operator and infer the shapes of its outputs.
+    """Append an operator, and infer the shapes of its outputs.
 
     Parameters
     ----------
@@ -227,7 +227,7 @@ def append_operator(
 def _settle(
     kind: Kind, inputs: Mapping[str, Any], attrs: Mapping[str, Any], outputs: Mapping[str, Any]
 ) -> None:
-    """Set the shapes and LoD levels of an operator's outputs."""
+    """Infer the shapes and LoD levels of an operator's outputs."""
     shapes = {
         slot: each.shape if isinstance(each, Variable) else [one.shape for one in each]
         for slot, each in inputs.items()
@@ -257,7 +257,7 @@ def _level(kind: Kind, inputs: Mapping[str, Any], attrs: Mapping[str, Any]) -> i
 
 
 class Layer:
-    """One call of a layer: creates its parameters, temporary variables and operators.
+    """The call of a layer, which creates parameters, temporary variables and operators.
 
     Parameters
     ----------
@@ -278,7 +278,7 @@ class Layer:
         self.block = self.main.current_block()
 
     def temporary(self, dtype: str, *, stop_gradient: bool = False) -> ProgramVariable:
-        """Create a variable for an output; its operator determines the shape."""
+        """Create a variable for an output, whose shape is inferred later from its operator."""
         name = unique_name.generate(f"{self.name}.tmp")
         return create_variable(self.block, name, (), dtype, stop_gradient=stop_gradient)
 
@@ -291,7 +291,7 @@ class Layer:
         stop_gradient: bool = False,
         **attrs: Any,
     ) -> ProgramVariable:
-        """Append an operator and return its first output; see `append_all`."""
+        """Append an operator, and return its first output; see `append_all`."""
         return self.append_all(type, inputs, outputs=outputs, stop_gradient=stop_gradient, **attrs)[0]
 
     def append_all(
@@ -303,7 +303,7 @@ class Layer:
         stop_gradient: bool = False,
         **attrs: Any,
     ) -> tuple[ProgramVariable, ...]:
-        """Append an operator, creating a variable for each output that is missing or None.
+        """Append an operator, creating a variable for each output that is not given.
 
         Parameters
         ----------
@@ -333,7 +333,7 @@ class Layer:
     def parameter(
         self, given: Any, shape: Sequence[int], dtype: str, *, is_bias: bool = False, default: Any = None
     ) -> ProgramVariable:
-        """Create a parameter, and the operator that initializes it.
+        """Create a parameter, and append its initialization to the startup program.
 
         Parameters
         ----------
@@ -377,21 +377,21 @@ class Layer:
         return parameter
 
     def with_bias(self, x: ProgramVariable, given: Any, *, axis: int = 1) -> ProgramVariable:
-        """Add a bias with the shape of `x` from `axis` on, unless `given` is False."""
+        """Add a bias with the shape of `x` from dimension `axis` on, unless `given` is False."""
         if given is False:
             return x
         bias = self.parameter(given, x.shape[axis:], x.dtype, is_bias=True)
         return self.append("elementwise_add", {"X": x, "Y": bias}, axis=axis)
 
     def activated(self, x: ProgramVariable, act: str | None) -> ProgramVariable:
-        """Append an activation, such as ``relu``; return `x` itself if there is none."""
+        """Append an activation, such as ``relu``; without one, return `x` unchanged."""
         return x if act is None else self.append(act, {"X": x})
 
 
 def start_with(
     startup: Program, name: str, shape: Sequence[int], dtype: str, initializer: Any, **facts: Any
 ) -> ProgramVariable:
-    """Insert an operator that initializes a variable at the start of a startup program.
+    """Insert an operator that initializes a variable at the beginning of a startup program.
 
     A variable has only one such operator, from the first call.
     """
@@ -405,7 +405,7 @@ def start_with(
 
 
 def buildable(program: Program) -> Program:
-    """Return a program after checking that it was not captured from PyTorch and so accepts layers."""
+    """Return a program to which layers can be appended; reject a program captured from PyTorch."""
     if program.plan is not None and program.training is None:
         raise TranspileError(
             "the default program was captured from a PyTorch model, so layers cannot be appended to it; "
@@ -443,12 +443,12 @@ def _scale(x: ProgramVariable, scale: float, bias: float) -> ProgramVariable:
 
 
 def _scaled(x: ProgramVariable, scale: float, bias: Any, sign: float = 1.0) -> ProgramVariable | None:
-    """Return ``scale * x + sign * bias``, computed by one operator if the bias is a number."""
+    """Return ``scale * x + sign * bias``, computed by one operator; None unless the bias is a number."""
     return _scale(x, scale, sign * float(bias)) if isinstance(bias, int | float) else None
 
 
 def _constant(like: ProgramVariable, value: float, *, whole: bool) -> ProgramVariable:
-    """Return a constant of one element or, if `whole` is True, of another variable's shape."""
+    """Return a constant with one element or, if `whole` is True, with another variable's shape."""
     out = _temporary(like, like.dtype, stop_gradient=True)
     attrs: dict[str, Any] = {"dtype": like.dtype, "value": float(value), "shape": [1]}
     if whole and -1 in like.shape:

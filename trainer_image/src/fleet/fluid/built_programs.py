@@ -1,4 +1,4 @@
-"""The programs of a job whose program was built with layers, as Paddle's transpiler creates them.
+"""The trainer and server programs that Paddle's transpiler creates from a program built with layers.
 
 They show the plan in Paddle's operators, slots and names; the runtime follows the plan. Tables are shown in
 slices of consecutive rows, where the runtime spreads rows by their ids.
@@ -34,7 +34,7 @@ _SERVED_STARTS: Final = frozenset(
 
 @dataclass(frozen=True)
 class _Job:
-    """The data that the programs of one job share."""
+    """The data that the trainer and server programs of one job share."""
 
     origin: Program
     plan: JobPlan
@@ -57,7 +57,7 @@ class _Job:
 
     @cached_property
     def dispatched(self) -> list[str]:
-        """The parameters in the order in which they are dispatched to servers."""
+        """The parameters in the order of their dispatch to servers."""
         seed = self.plan.shuffle_seed
         return list(self.sliced) if seed is None else shuffled(list(self.sliced), seed)
 
@@ -74,40 +74,40 @@ class _Job:
 
     @cached_property
     def updates(self) -> list[Operator]:
-        """The operators of the updates: clipping, regularization and the optimizer."""
+        """The operators that update parameters: clipping, regularization and the optimizer."""
         return [op for op in self.block.ops if op.attrs.get("op_role") == _OPTIMIZE]
 
     @property
     def counter(self) -> str | None:
-        """The variable that counts the steps of the learning-rate schedule."""
+        """The variable that counts steps for the learning-rate schedule."""
         return next((op.outputs["Out"][0] for op in self.rates if op.type == "increment"), None)
 
     def served(self) -> set[str]:
-        """Return the variables that only the updates use: the optimizer's state and learning rates."""
+        """Return the variables that only updates use, such as optimizer state and learning rates."""
         named = {name for op in self.updates for name in op.attrs["op_role_var"]}  # type: ignore[union-attr]
         return {name for op in self.updates for name in op.input_arg_names} - named
 
     def on(self, endpoint: str) -> list[PlannedBlock]:
-        """Return the blocks of parameters and tables on one server."""
+        """Return the blocks of parameters and tables that one server holds."""
         return [each for blocks in self.sliced.values() for each in blocks if each.endpoint == endpoint]
 
     def is_table(self, name: str) -> bool:
-        """Return whether a parameter is a table, whose rows trainers fetch instead of holding a copy."""
+        """Return whether a parameter is a table, of which trainers fetch rows instead of keeping a copy."""
         return any(each.name == name and not each.own for each in self.plan.spec.tables)
 
     def sent(self, gradient: str, block: PlannedBlock, trainer: int) -> str:
-        """Return the name under which a trainer sends its gradient of a block."""
+        """Return the name under which a trainer sends the gradient of a block."""
         suffix = f".trainer_{trainer}" if self.sync and self.plan.trainers > 1 else ""
         return gradient + block.suffix + suffix
 
     def whole(self, name: str, trainer: int) -> str:
-        """Return the name of a whole gradient on a trainer; equal to `sent` for an unsliced gradient."""
+        """Return the name of a whole gradient on a trainer; the same as `sent` for an unsliced gradient."""
         first = self.sliced[name][0]
         return self.gradients[name] if first.sliced else self.sent(self.gradients[name], first, trainer)
 
 
 def trainer_program(origin: Program, plan: JobPlan, trainer_id: int, *, wait_port: bool = True) -> Program:
-    """Return the program that trainer `trainer_id` runs in each step.
+    """Return the program that the trainer with index `trainer_id` runs in each step.
 
     Parameters
     ----------
@@ -159,7 +159,7 @@ def trainer_program(origin: Program, plan: JobPlan, trainer_id: int, *, wait_por
 
 
 def trainer_startup(origin: Program, plan: JobPlan, trainer_id: int, *, wait_port: bool = True) -> Program:
-    """Return a trainer's startup program: it computes initial values, then receives the servers' values.
+    """Return a trainer's startup program, which initializes variables and receives the servers' values.
 
     Parameters
     ----------
@@ -188,7 +188,7 @@ def trainer_startup(origin: Program, plan: JobPlan, trainer_id: int, *, wait_por
 
 
 def pserver_program(origin: Program, plan: JobPlan, endpoint: str) -> Program:
-    """Return the program that the server at `endpoint` runs: a block for each slice, and one for the rates.
+    """Return the program of the server at `endpoint`: a block per slice, and one for learning rates.
 
     Parameters
     ----------
@@ -253,7 +253,7 @@ def pserver_program(origin: Program, plan: JobPlan, endpoint: str) -> Program:
 
 
 def pserver_startup(origin: Program, plan: JobPlan, endpoint: str) -> Program:
-    """Return the program that creates the variables of the server at `endpoint`.
+    """Return the startup program of the server at `endpoint`, which creates its variables.
 
     Parameters
     ----------
@@ -291,7 +291,7 @@ def _drop(block: Block, names: set[str]) -> None:
 
 
 def _rename(block: Block, names: Mapping[str, str]) -> None:
-    """Rename gradients in a block, including those in ``op_role_var`` attributes."""
+    """Rename gradients in a block, including in ``op_role_var`` attributes."""
     block.vars = {
         names.get(name, name): replace(variable, name=names[name]) if name in names else variable
         for name, variable in block.vars.items()
@@ -311,14 +311,14 @@ def _slice_of(variable: Variable, name: str, each: PlannedBlock, *, persistable:
 
 
 def _control(block: Block, numbers: "count[int]") -> str:
-    """Declare a control variable, which only orders operators; return its name."""
+    """Declare a control variable, which only determines the order of operators, and return its name."""
     name = f"__control_var@{next(numbers)}"
     block.create_var(Variable(name, (), "bool"))
     return name
 
 
 def _append_send(job: _Job, block: Block, name: str, trainer_id: int, controls: "count[int]") -> str:
-    """Insert the split and send of a gradient after its operator; return the control variable of the send."""
+    """Insert the split and send of a gradient after its operator; return the send's control variable."""
     blocks, whole = job.sliced[name], job.whole(name, trainer_id)
     at = max(at for at, op in enumerate(block.ops) if whole in op.output_arg_names)
     parts = [job.sent(job.gradients[name], each, trainer_id) for each in blocks]
@@ -362,7 +362,7 @@ def _sending(
 def _append_receive(
     job: _Job, block: Block, name: str, blocks: Sequence[PlannedBlock], trainer_id: int, behind: str | None
 ) -> list[str]:
-    """Append the receive of a parameter, in a main program after another operator; return its outputs."""
+    """Append the receive of a parameter, and return its outputs."""
     names = [each.name for each in blocks]
     for each in blocks if blocks[0].sliced else ():
         block.create_var(_slice_of(job.block.var(name), each.name, each, persistable=False))
@@ -394,7 +394,7 @@ def _append_concats(job: _Job, block: Block, role: int) -> None:
 
 
 def _merge_look_ups(block: Block, table: str, blocks: Sequence[PlannedBlock], trainer_id: int) -> None:
-    """Merge all look-ups of a table into one, placed after the last operator that it depends on."""
+    """Merge all look-ups of a table into one, placed after the last operator on which it depends."""
     found = [op for op in block.ops if op.type == "lookup_table" and op.inputs["W"] == (table,)]
     away = {id(op) for op in found}
     block.ops[:] = [op for op in block.ops if id(op) not in away]
@@ -420,7 +420,7 @@ def _merge_look_ups(block: Block, table: str, blocks: Sequence[PlannedBlock], tr
 
 
 def _append_count(job: _Job, block: Block, counter: str, trainer_id: int, controls: "count[int]") -> None:
-    """Append a send of the step to the servers, which count all trainers' steps outside sync mode."""
+    """Outside sync mode, append a send that counts this trainer's steps on the servers."""
     for variable in _counts(job, counter):
         block.create_var(variable)
     own = f"{counter}.trainer_{trainer_id}"
@@ -438,7 +438,7 @@ def _counts(job: _Job, counter: str) -> list[Variable]:
 
 
 def _count_trainers(job: _Job, block: Block) -> None:
-    """Outside sync mode, initialize the servers' step counter so that every trainer's first step is 0."""
+    """Outside sync mode, start the servers' step counter so that every trainer's first step is 0."""
     counter = job.counter
     if job.sync or counter is None:
         return
@@ -460,7 +460,7 @@ def _count_trainers(job: _Job, block: Block) -> None:
 
 
 def _served_rates(job: _Job) -> list[Operator]:
-    """Return the operators that compute learning rates, in their form on servers."""
+    """Return the operators that compute learning rates on servers."""
     if job.sync:
         return job.rates
     found = []
@@ -475,7 +475,7 @@ def _served_rates(job: _Job) -> list[Operator]:
 
 
 def _append_update(job: _Job, block: Block, each: PlannedBlock) -> None:
-    """Append a server's update of a slice: the mean of the gradients, then the update operators."""
+    """Append a server's update of a slice: average the gradients, then run the optimizer."""
     root = block.program.global_block()
     gradient = job.gradients[each.param]
     merged = gradient + each.suffix

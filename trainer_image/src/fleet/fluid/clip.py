@@ -1,4 +1,4 @@
-"""Gradient clipping, applied before regularization, as operators of a program and as part of a plan.
+"""Gradient clipping before regularization, as operators of a program and as part of a plan.
 
 The plan determines how gradients are clipped: by PyTorch in one process, and by the servers of a job with
 servers (see `fleet.plan.clipping`). Like ``torch.nn.utils.clip_grad_norm_``, both add 1e-6 to norms.
@@ -29,7 +29,7 @@ _OPTIMIZE = int(OpRole.OPTIMIZE)
 
 
 class GradientClip(ABC):
-    """A method of clipping all gradients.
+    """The base class of gradient clipping methods.
 
     Attributes
     ----------
@@ -48,7 +48,7 @@ class GradientClip(ABC):
 
     @abstractmethod
     def append(self, params_grads: Pairs, *, as_attribute: bool = False) -> Pairs:
-        """Append the operators that clip.
+        """Append the clipping operators, and return the parameters with the clipped gradients.
 
         Parameters
         ----------
@@ -65,7 +65,7 @@ class GradientClip(ABC):
 
 
 class GradientClipByValue(GradientClip):
-    """Clip each element of a gradient to a range: Paddle's ``fluid.clip.GradientClipByValue``.
+    """Limits each gradient element to a range: Paddle's ``fluid.clip.GradientClipByValue``.
 
     Parameters
     ----------
@@ -91,14 +91,14 @@ class GradientClipByValue(GradientClip):
         self.plan: GradClip = ClipGradByValue(max, min)
 
     def append(self, params_grads: Pairs, *, as_attribute: bool = False) -> Pairs:
-        """See `GradientClip`."""
+        """Append an operator that clips each gradient by value."""
         assert isinstance(self.plan, ClipGradByValue)  # noqa: S101 - for mypy
         bounds: dict[str, Any] = {"min": float(self.plan.low), "max": float(self.plan.max)}
         return _each(params_grads, "clip", end=0 if as_attribute else None, **bounds)
 
 
 class GradientClipByNorm(GradientClip):
-    """Scale each gradient down to a norm: Paddle's ``fluid.clip.GradientClipByNorm``.
+    """Scales down each gradient to a maximum norm: Paddle's ``fluid.clip.GradientClipByNorm``.
 
     Parameters
     ----------
@@ -118,13 +118,13 @@ class GradientClipByNorm(GradientClip):
         self.clip_norm = float(clip_norm)
 
     def append(self, params_grads: Pairs, *, as_attribute: bool = False) -> Pairs:
-        """See `GradientClip`."""
+        """Append an operator that clips each gradient by its norm."""
         end = 0 if as_attribute else None
         return _each(params_grads, "clip_by_norm", end=end, max_norm=self.clip_norm)
 
 
 class GradientClipByGlobalNorm(GradientClip):
-    """Scale all gradients down by one factor: Paddle's ``fluid.clip.GradientClipByGlobalNorm``.
+    """Scales down all gradients by one factor: Paddle's ``fluid.clip.GradientClipByGlobalNorm``.
 
     Parameters
     ----------
@@ -157,7 +157,7 @@ class GradientClipByGlobalNorm(GradientClip):
         self.clip_norm = float(clip_norm)
 
     def append(self, params_grads: Pairs, *, as_attribute: bool = False) -> Pairs:
-        """See `GradientClip`."""
+        """Append the operators that scale all gradients by their global norm."""
         program = params_grads[0][0].block.program
         begin = len(program.global_block().ops)
         squares: list[ProgramVariable] = []
@@ -191,7 +191,7 @@ class GradientClipByGlobalNorm(GradientClip):
 def set_gradient_clip(
     clip: GradientClip, param_list: Iterable[str | Variable] | None = None, program: Program | None = None
 ) -> None:
-    """Clip the gradients of a program unless its optimizer has a `grad_clip`.
+    """Set the gradient clipping of a program; an optimizer's own `grad_clip` takes precedence.
 
     Parameters
     ----------
@@ -251,7 +251,7 @@ def _each(
     end: int | None = None,
     **attrs: Any,
 ) -> Pairs:
-    """Append an operator for each gradient; return the parameters with the new gradients.
+    """Append one operator per gradient; return the parameters with the new gradients.
 
     The operators from `begin` to `end` then name the new gradients in ``op_role_var``, as in Paddle.
     """

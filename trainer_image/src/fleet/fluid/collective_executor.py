@@ -1,4 +1,4 @@
-"""Collective training with an executor; the optimizer averages gradients as in a script's own loop."""
+"""Collective training with an executor: averages gradients as in a script's own training loop."""
 
 import os
 import weakref
@@ -25,12 +25,12 @@ _started: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
 
 def is_started(source: Source) -> bool:
-    """Return whether this trainer has joined the other trainers."""
+    """Return whether this trainer has joined the others."""
     return source.optimizer in _started
 
 
 def start(plan: CollectivePlan, source: Source, place: Place) -> Trainer:
-    """Join the other trainers and distribute the optimizer; later calls do nothing.
+    """Join the other trainers, and make the optimizer average gradients; later calls do nothing.
 
     Raises
     ------
@@ -54,7 +54,7 @@ def start(plan: CollectivePlan, source: Source, place: Place) -> Trainer:
 
 
 def take_gpu(number: int, environ: MutableMapping[str, str], count: int) -> None:
-    """Select the GPU of a place for this trainer, unless the environment already selects one.
+    """Select the GPU of a place for this trainer, unless the environment has already selected one.
 
     Joining reads this trainer's GPU from the environment, to decide whether NCCL can carry its tensors.
 
@@ -83,7 +83,7 @@ def take_gpu(number: int, environ: MutableMapping[str, str], count: int) -> None
 
 
 def check_started(program: Program, source: Source) -> None:
-    """Check that the startup program has run, if the job has several trainers.
+    """Raise an error if the job has several trainers and the startup program has not run.
 
     Raises
     ------

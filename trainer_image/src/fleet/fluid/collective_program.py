@@ -1,4 +1,4 @@
-"""Programs of collective training: a trainer's computation, and operators that communicate with the others.
+"""Programs of collective training: a trainer's computation, and its communication with the others.
 
 The programs are descriptions only. `fleet.collective` does the same work, with the gradients in buckets.
 """
@@ -34,7 +34,7 @@ def plan_collective(
     current_endpoint: str,
     arguments: Iterable[tuple[str, object, object]],
 ) -> CollectivePlan:
-    """Return the plan of a collective job that an executor trains.
+    """Return the plan of a collective job for training with an executor.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ def collective_program(plan: CollectivePlan, origin: Program | None = None) -> P
 
 
 def collective_startup(plan: CollectivePlan, origin: Program | None = None) -> Program:
-    """Return the startup program of a collective trainer, which connects it to the other trainers."""
+    """Return a collective trainer's startup program, which connects it to the other trainers."""
     if origin is None:
         program = startup_program(plan.spec)
     else:
@@ -117,7 +117,7 @@ def _check_number(trainer_id: int, current_endpoint: str, endpoints: Sequence[st
 
 
 def refuse_argument(name: str, value: object, default: object) -> None:
-    """Refuse an argument that collective training would ignore, with a TranspileError that names it."""
+    """Raise a TranspileError for an argument that has no meaning in collective training."""
     if (reason := refusal(name, value, default, Where(servers=False, by_executor=True))) is not None:
         raise TranspileError(reason)
 
@@ -138,7 +138,7 @@ def _endpoints(mode: str, trainers: str | Iterable[str] | int) -> list[str]:
 
 
 def _meet(block: Block, kind: str, name: str, trainer_id: int, endpoints: list[str]) -> None:
-    """Append the operators that connect a trainer to the others."""
+    """Append the operators that connect a trainer to the other trainers."""
     others: list[Attribute] = [each for each in endpoints if each != endpoints[trainer_id]]
     block.create_var(Variable(name, (1,), "uint8", persistable=True))
     named: dict[str, Attribute] = (
@@ -164,7 +164,7 @@ def _start_up(block: Block, names: list[str], trainer_id: int, endpoints: list[s
 
 
 def _average_gradients(block: Block, num_trainers: int) -> None:
-    """Append an average of each gradient right after the operator that computes it."""
+    """Append an average over trainers after each operator that computes a gradient."""
     gradients = {f"{parameter.name}@GRAD" for parameter in block.all_parameters()}
     computation, block.ops[:] = list(block.ops), []
     last = {
@@ -185,7 +185,7 @@ def _average_gradients(block: Block, num_trainers: int) -> None:
 
 
 def _average_parameters(block: Block, num_trainers: int) -> None:
-    """Append an average of each parameter after the optimizer's operators."""
+    """Append an average over trainers of each parameter after the optimizer's operators."""
     for parameter in block.all_parameters():
         _append_mean(block, parameter.name, num_trainers)
 

@@ -1,4 +1,4 @@
-"""The part of ``fluid.compiler`` that scripts use: programs with settings of Paddle's own executor.
+"""The part of ``fluid.compiler`` that scripts use: programs with settings for Paddle's own executor.
 
 PyTorch runs the operators, so the settings have no effect, which is logged once.
 """
@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class BuildStrategy:
-    """Settings for Paddle's graph: any attribute can be set, and none has an effect.
+    """Settings of Paddle's graph compiler, accepted without effect.
 
     Notes
     -----
@@ -25,13 +25,13 @@ class BuildStrategy:
     """
 
     class ReduceStrategy(Enum):
-        """How the devices of one process reduce gradients in Paddle."""
+        """Paddle's options for reducing gradients over the devices of one process."""
 
         AllReduce = 0
         Reduce = 1
 
     class GradientScaleStrategy(Enum):
-        """How the devices of one process scale gradients in Paddle."""
+        """Paddle's options for scaling gradients on the devices of one process."""
 
         CoeffNumDevice = 0
         One = 1
@@ -42,14 +42,14 @@ class BuildStrategy:
         super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> Any:
-        """Return None for a setting that has not been set."""
+        """Return None for an attribute that was never set."""
         if name.startswith("__"):
             raise AttributeError(name)
         return None
 
 
 class ExecutionStrategy(BuildStrategy):
-    """Settings for Paddle's threads: any attribute can be set, and none has an effect.
+    """Settings of Paddle's thread pool, accepted without effect.
 
     Notes
     -----
@@ -58,7 +58,7 @@ class ExecutionStrategy(BuildStrategy):
 
 
 class CompiledProgram:
-    """A program that an executor runs like the program itself.
+    """A program with Paddle's compiler settings; an executor runs it like a plain program.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ class CompiledProgram:
         share_vars_from: "CompiledProgram | None" = None,
         places: Any = None,
     ) -> Self:
-        """Return this program unchanged: a process has one device; ``fleet.launch`` starts one for each.
+        """Return this program unchanged, because each process uses one device.
 
         Parameters
         ----------
@@ -112,7 +112,7 @@ class CompiledProgram:
 
 
 def uncompiled(program: Program | CompiledProgram) -> Program:
-    """Return the program of a `CompiledProgram`; return any other program itself."""
+    """Return the program inside a `CompiledProgram`; return any other program unchanged."""
     return program.program if isinstance(program, CompiledProgram) else program
 
 

@@ -1,4 +1,4 @@
-"""The computation of a built program: its forward operators, bound to functions of PyTorch.
+"""The computation of a built program: its forward operators bound to PyTorch functions.
 
 A program is bound once and run in each step. The operators of the backward pass and of the updates are not
 bound: autograd computes the gradients, and a class of `fleet.optim` computes the updates.
@@ -39,7 +39,7 @@ _LENGTHS: Final = "@LENGTHS@"
 
 
 class Computation:
-    """The forward operators of a program, bound to functions.
+    """The forward operators of a program, bound to PyTorch functions.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ class Computation:
         retained: Collection[str] = (),
         fetched: Collection[str] = (),
     ) -> dict[str, Any]:
-        """Compute the variables.
+        """Run the operators, and return the computed variables.
 
         Parameters
         ----------
@@ -145,7 +145,7 @@ class Computation:
         return found
 
     def source_of(self, name: str) -> tuple[str, int] | None:
-        """Return the data that defines a variable's sequences, and the number of LoD levels removed."""
+        """Return the fed data from which a variable takes its sequences, and the LoD levels removed."""
         return self._sources.get(name)
 
     def _bound(self, op: Operator, block: Block) -> Step:
@@ -183,7 +183,7 @@ class Computation:
         return partial(kind.compute, **attrs) if attrs else kind.compute
 
     def _trace(self, op: Operator, kind: Kind) -> tuple[str, int] | None:
-        """Record which data defines the sequences of the outputs; return the inputs' data if it is needed."""
+        """Record which fed data the outputs take their sequences from; return it if the operator needs it."""
         of = op.inputs.get(kind.lod_slot({**kind.attrs, **op.attrs}))
         kept = source = self._sources.get(of[0]) if of else None
         if source is not None:
@@ -197,7 +197,7 @@ class Computation:
         return self._sources.get(op.inputs[kind.inputs[0]][0]) if source is None else source
 
     def _conditional(self, op: Operator) -> Step:
-        """Bind the operators of a block that runs only if a condition is true."""
+        """Bind the operators of a conditional block."""
         number: Any = op.attrs["sub_block"]
         block = self._program.blocks[number["block"] if isinstance(number, dict) else number]
         steps = [self._bound(each, block) for each in block.ops]
@@ -214,7 +214,7 @@ class Computation:
 def _with_biases(
     operators: Sequence[Operator], steps: Sequence[Step], block: Block
 ) -> tuple[list[Step], frozenset[str]]:
-    """Fuse products with the additions of their biases; also return the names of the replaced products."""
+    """Fuse products with the additions of their biases; also return the names of the products replaced."""
     readers = Counter(name for op in operators for name in op.input_arg_names)
     fused: list[Step] = []
     hidden: set[str] = set()
@@ -247,7 +247,7 @@ def _is_float(variable: Variable) -> bool:
 
 
 def _first_read(operators: Sequence[Operator], block: Block) -> set[str]:
-    """Return the variables that are read before they are written."""
+    """Return the variables that operators read before writing them."""
     read: set[str] = set()
     written: set[str] = set()
     for op in operators:

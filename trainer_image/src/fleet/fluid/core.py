@@ -13,10 +13,10 @@ __all__ = ["CPUPlace", "CUDAPlace", "EOFException", "Scope", "VarDesc", "get_cud
 
 
 class VarDesc:
-    """The namespace that contains `VarType`."""
+    """The namespace of `VarType`."""
 
     class VarType:
-        """The dtypes of variables, by Paddle's names."""
+        """The dtypes of variables, by their names in Paddle."""
 
         BOOL = "bool"
         FP16 = "float16"
@@ -27,7 +27,7 @@ class VarDesc:
 
 
 def get_cuda_device_count() -> int:
-    """Return the number of GPUs that this process can see."""
+    """Return the number of GPUs visible to this process."""
     return torch.cuda.device_count()
 
 

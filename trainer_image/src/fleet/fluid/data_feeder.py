@@ -1,4 +1,4 @@
-"""Conversion of a reader's samples to feeds for an executor."""
+"""Converts a reader's samples to feeds for an executor."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -47,7 +47,7 @@ class DataFeeder:
         self._variables = [_variable(each, program) for each in feed_list]
 
     def feed(self, iterable: Iterable[Sequence[Any]]) -> dict[str, Fed]:
-        """Convert the samples of a mini-batch to a feed.
+        """Convert a mini-batch of samples to a feed.
 
         Parameters
         ----------
@@ -85,7 +85,7 @@ class DataFeeder:
         num_places: int | None = None,
         drop_last: bool = True,  # noqa: ARG002 - of several devices
     ) -> Callable[[], Iterator[dict[str, Fed]]]:
-        """Return a reader of feeds.
+        """Return a reader that yields feeds instead of mini-batches.
 
         Parameters
         ----------
@@ -112,7 +112,7 @@ class DataFeeder:
 
 
 def converted(column: Iterable[Any], variable: Any) -> Fed:
-    """Return the values of one variable in a mini-batch.
+    """Return the values of one variable in a mini-batch, converted to its dtype and shape.
 
     Parameters
     ----------
@@ -154,7 +154,7 @@ def converted(column: Iterable[Any], variable: Any) -> Fed:
 
 
 def named(variables: Sequence[Any], batch: Any) -> Mapping[str, Fed]:
-    """Return the feed for a whole batch, given as a list in the variables' order or as a dict by name.
+    """Return a batch as a feed, given a dict by variable name or a list in the variables' order.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Datasets: files that a command of the script converts to samples, and the loops that train on them.
+"""Datasets: convert files to samples with a command that the script sets, and train on the samples.
 
 `set_pipe_command` names the command. It runs once per file, as a child process with the file as stdin, and
 writes one line per sample: for each variable the number of its values, and the values
@@ -54,7 +54,7 @@ class DatasetFactory:
     """
 
     def create_dataset(self, datafeed_class: str = "QueueDataset") -> "QueueDataset | InMemoryDataset":
-        """Return a dataset.
+        """Return a dataset of the class with the given name.
 
         Parameters
         ----------
@@ -79,7 +79,7 @@ class DatasetFactory:
 
 
 class QueueDataset:
-    """A dataset whose files are read while the program trains on them.
+    """A dataset that reads its files during training.
 
     Notes
     -----
@@ -94,7 +94,7 @@ class QueueDataset:
         self._files: list[Path] = []
 
     def set_use_var(self, var_list: Sequence[Any]) -> None:
-        """Set the variables of a sample, in the order of its line.
+        """Set the variables of a sample, in the order of their values on a line.
 
         Parameters
         ----------
@@ -115,7 +115,7 @@ class QueueDataset:
         self.variables = list(var_list)
 
     def set_batch_size(self, batch_size: int) -> None:
-        """Set the number of samples per batch (default 1); the last batch of a thread may have fewer.
+        """Set the batch size (default 1); a thread's last batch may be smaller.
 
         Parameters
         ----------
@@ -152,7 +152,7 @@ class QueueDataset:
         self._command = pipe_command
 
     def local_shuffle(self) -> None:
-        """Raise an error, because the samples are not in memory.
+        """Raise an error, because a QueueDataset does not keep samples in memory.
 
         Raises
         ------
@@ -165,7 +165,7 @@ class QueueDataset:
         )
 
     def global_shuffle(self, fleet: Any = None) -> None:
-        """Raise an error; see `local_shuffle`.
+        """Raise an error, because a QueueDataset does not keep samples in memory.
 
         Parameters
         ----------
@@ -180,7 +180,7 @@ class QueueDataset:
         self.local_shuffle()
 
     def batches(self, threads: int = 0) -> Iterator[Mapping[str, Fed]]:
-        """Return an iterator over feeds.
+        """Return an iterator over the batches as feeds.
 
         Parameters
         ----------
@@ -232,7 +232,7 @@ class QueueDataset:
                         ) from error
 
     def _shares(self, threads: int | None) -> list[list[Path]]:
-        """Check the variables and files; return the files of each thread."""
+        """Check the variables and files, and divide the files among the threads."""
         for what, given in (("set_use_var", self.variables), ("set_filelist", self._files)):
             if not given:
                 raise ConfigurationError(f"the dataset is empty: expected {what}, with one or more, first")
@@ -244,7 +244,7 @@ class QueueDataset:
 
 
 class InMemoryDataset(QueueDataset):
-    """A dataset that `load_into_memory` reads and `local_shuffle` shuffles.
+    """A dataset that reads its files into memory, where it can shuffle their samples.
 
     Notes
     -----
@@ -258,7 +258,7 @@ class InMemoryDataset(QueueDataset):
         self._loading: Prefetcher[list[Row]] | None = None
 
     def load_into_memory(self) -> None:
-        """Read all files.
+        """Read all files into memory.
 
         Raises
         ------
@@ -269,7 +269,7 @@ class InMemoryDataset(QueueDataset):
         self.wait_preload_done()
 
     def preload_into_memory(self, thread_num: int | None = None) -> None:
-        """Start reading all files in the background; `wait_preload_done` waits for the end.
+        """Start reading all files in the background; see `wait_preload_done`.
 
         Parameters
         ----------
@@ -285,7 +285,7 @@ class InMemoryDataset(QueueDataset):
         self._loading = Prefetcher(read, 1, "the dataset")
 
     def wait_preload_done(self) -> None:
-        """Wait until the files have been read.
+        """Wait until `preload_into_memory` has read all files.
 
         Raises
         ------
@@ -296,7 +296,7 @@ class InMemoryDataset(QueueDataset):
             (self._samples,), self._loading = list(self._loading), None
 
     def local_shuffle(self) -> None:
-        """Shuffle the samples of this process.
+        """Shuffle the samples that this process has read.
 
         Raises
         ------
@@ -306,7 +306,7 @@ class InMemoryDataset(QueueDataset):
         random.shuffle(self._loaded())
 
     def global_shuffle(self, fleet: Any = None, thread_num: int = 12) -> None:
-        """Shuffle the samples of this process, which must be the only trainer.
+        """Shuffle the samples; raise an error if the job has several trainers.
 
         Parameters
         ----------
@@ -330,11 +330,11 @@ class InMemoryDataset(QueueDataset):
         self.local_shuffle()
 
     def release_memory(self) -> None:
-        """Free the memory that holds the samples."""
+        """Discard the samples to free their memory."""
         self._samples = None
 
     def get_memory_data_size(self, fleet: Any = None) -> int:
-        """Return the number of samples.
+        """Return the number of samples in memory.
 
         Parameters
         ----------
@@ -348,7 +348,7 @@ class InMemoryDataset(QueueDataset):
         return _over_trainers(len(self._loaded()), fleet)
 
     def get_shuffle_data_size(self, fleet: Any = None) -> int:
-        """Return the number of samples; see `get_memory_data_size`.
+        """Return the number of samples in memory; see `get_memory_data_size`.
 
         Parameters
         ----------
@@ -358,7 +358,7 @@ class InMemoryDataset(QueueDataset):
         return self.get_memory_data_size(fleet)
 
     def batches(self, threads: int = 0) -> Iterator[Mapping[str, Fed]]:
-        """Return an iterator over feeds; see `QueueDataset.batches`.
+        """Return an iterator over the batches as feeds; see `QueueDataset.batches`.
 
         Parameters
         ----------
@@ -400,7 +400,7 @@ class FetchHandler:
         self.period_secs = period_secs
 
     def handler(self, res_dict: Mapping[str, Any]) -> None:
-        """Print the values; subclasses override this method.
+        """Print the values; override this method to use them otherwise.
 
         Parameters
         ----------
@@ -475,7 +475,7 @@ def run_from_dataset(
 
 
 def _alternating(sources: Sequence[Prefetcher[Any]]) -> Iterator[Any]:
-    """Yield one item of each source in turn until all are exhausted; close them if the caller stops."""
+    """Yield items from the sources in turn until all are exhausted; close them if the caller stops early."""
     turn = deque(sources)
     try:
         while turn:
@@ -491,7 +491,7 @@ def _alternating(sources: Sequence[Prefetcher[Any]]) -> Iterator[Any]:
 
 @contextmanager
 def _piped(path: Path, command: str) -> Iterator[Iterable[str]]:
-    """Run a command with a file as its stdin, and yield the lines of its output."""
+    """Run a command with a file as stdin, and yield the lines of its output."""
     with path.open("rb") as file:
         child = subprocess.Popen(  # noqa: S602 - the script's own command, for the shell as in Paddle
             command,
@@ -532,7 +532,7 @@ def _piped(path: Path, command: str) -> Iterator[Iterable[str]]:
 
 
 def _listen(stream: IO[str], said: deque[str]) -> None:
-    """Forward a child's stderr to this process's stderr, and keep its last lines."""
+    """Copy a child's stderr to this process's stderr, and keep its last lines."""
     with stream:
         for line in stream:
             said.append(line.rstrip())
@@ -540,7 +540,7 @@ def _listen(stream: IO[str], said: deque[str]) -> None:
 
 
 def _row(line: str, variables: Sequence[Any]) -> Row:
-    """Parse a line; raise ValueError or IndexError if it does not match the variables."""
+    """Parse a line of samples; raise ValueError or IndexError if it does not match the variables."""
     words = line.split()
     row, at = [], 0
     for variable in variables:

@@ -1,4 +1,4 @@
-"""Execution of built programs on this process's device; used by `fleet.fluid.executor`.
+"""Runs built programs on this process's device, for `fleet.fluid.executor`.
 
 A minimized program is bound to a PyTorch module and an optimizer, and runs like any other training step.
 Other programs, such as startup programs and clones for tests, are computed here.
@@ -44,7 +44,7 @@ __all__ = [
 
 
 def is_built(program: Program) -> bool:
-    """Return whether a program was built with layers instead of being captured from PyTorch."""
+    """Return whether a program was built with layers, as opposed to captured from PyTorch."""
     if program.training is not None or program.origin is not None:
         return True
     return program.plan is None and bool(program.global_block().ops)
@@ -53,7 +53,7 @@ def is_built(program: Program) -> bool:
 def compute(
     program: Program, feed: Mapping[str, Any], names: Sequence[str], device: torch.device | str
 ) -> list[Tensor]:
-    """Run a program without training.
+    """Run a program without training, and return the fetched values.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ def compute(
 
 
 def fetched_value(name: str, found: Mapping[str, Any], scope: Scope) -> Tensor:
-    """Return the value of a variable or of a gradient.
+    """Return the value of a fetched variable or gradient.
 
     Raises
     ------
@@ -113,7 +113,7 @@ def fetched_value(name: str, found: Mapping[str, Any], scope: Scope) -> Tensor:
 
 
 def wanted_gradients(names: Sequence[str]) -> set[str]:
-    """Return the variables whose gradients are to be fetched."""
+    """Return the variables whose gradients are fetched."""
     return {name.removesuffix(GRAD) for name in names if name.endswith(GRAD)}
 
 
@@ -122,7 +122,7 @@ def _lengths(fed: Mapping[str, tuple[Tensor, Sequence[Tensor]]]) -> dict[str, Se
 
 
 def computation_of(program: ProgramData) -> Computation:
-    """Return a program's computation, cached until its operators or its tables' locations change."""
+    """Return a program's computation; cached until its operators or table locations change."""
     variables, known = program.global_block().vars, program.computation
     look_ups = {name: each for name, each in global_scope().look_ups.items() if name in variables}
     made_of = [op for block in program.blocks for op in block.ops], look_ups
@@ -133,7 +133,7 @@ def computation_of(program: ProgramData) -> Computation:
 
 
 def initialize(source: Source, device: torch.device | str, *, tables: bool = False) -> None:
-    """Compute the initial values of a built program's variables in a job.
+    """Compute the initial values of a built program's variables, as part of a job.
 
     Parameters
     ----------
@@ -164,7 +164,7 @@ def initialize(source: Source, device: torch.device | str, *, tables: bool = Fal
 
 
 def resume(source: Source, trainer: "Trainer", *, joined: bool = False) -> None:
-    """Let a trainer that has joined, or loaded a checkpoint, continue a built program.
+    """Bring a built program to the step of its trainer, which has joined a job or loaded a checkpoint.
 
     Parameters
     ----------
@@ -181,13 +181,13 @@ def resume(source: Source, trainer: "Trainer", *, joined: bool = False) -> None:
 
 
 def initialize_once(source: Source, device: torch.device | str, *, tables: bool = False) -> None:
-    """Compute initial values as `initialize` does, unless they have already been computed."""
+    """Compute the initial values as `initialize` does, unless this was already done."""
     if isinstance(source.module, ProgramModule) and not source.module.started:
         initialize(source, device, tables=tables)
 
 
 def prepare(program: Program, device: torch.device | str) -> Source:
-    """Return the PyTorch objects of a minimized program on a device, for steps in this process.
+    """Return the PyTorch objects that train a minimized program in this process.
 
     Raises
     ------
@@ -209,7 +209,7 @@ def prepare(program: Program, device: torch.device | str) -> Source:
 
 
 def ready(source: Source, feed: Mapping[str, Any], names: Sequence[str], device: Any) -> dict[str, Any]:
-    """Return the arguments of a step, and make the module retain the gradients to be fetched."""
+    """Return a step's arguments, after making the module retain the gradients to be fetched."""
     module = _module_of(source)
     module.retained, module.fetched = wanted_gradients(names), names
     return dict(feed_of(module.computation, feed, device))
@@ -227,7 +227,7 @@ def _module_of(source: Source) -> ProgramModule:
 
 
 def share_optimizer_state(program: Program, source: Source) -> None:
-    """Use the scope's variables as the optimizer's state if trainers update a built program's parameters."""
+    """Use the scope's variables as the optimizer's state, if this process updates the parameters."""
     training = program.training or (program.origin.training if program.origin is not None else None)
     if training is not None:
         share_state(training, _module_of(source), source.optimizer)

@@ -1,4 +1,4 @@
-"""The executor, which runs local and transpiled programs, one step per call.
+"""The executor, which runs a local or transpiled program for one step per call.
 
 A script's own loop and an executor use the same sessions; see `fleet.parameter_server.sessions`.
 """
@@ -61,7 +61,7 @@ Feed = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 
 def source_of(program: Program) -> Source:
-    """Return the PyTorch objects from which a program was created.
+    """Return the PyTorch objects that run a program's steps.
 
     Raises
     ------
@@ -77,7 +77,7 @@ def source_of(program: Program) -> Source:
 
 
 class Executor:
-    """Runs programs on a place.
+    """Runs programs on a device.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ class Executor:
         fetch_list: Sequence[str | Variable] | None = None,
         **originals: Any,
     ) -> list[npt.NDArray[Any]]:
-        """Run a program once.
+        """Run a program once, and return the fetched values.
 
         A startup program prepares the process. On a trainer, the module holds the servers' values afterwards;
         a server accepts trainers from then on. A trainer's main program makes one training step. A server's
@@ -185,7 +185,7 @@ class Executor:
         print_period: int = 100,
         fetch_handler: FetchHandler | None = None,
     ) -> None:
-        """Run a program on each batch of a dataset in turn.
+        """Run a program on each batch of a dataset.
 
         Parameters
         ----------
@@ -235,7 +235,7 @@ class Executor:
         print_period: int = 100,
         fetch_handler: FetchHandler | None = None,
     ) -> None:
-        """Run a program on each batch of a dataset without changing parameters.
+        """Run a program on each batch of a dataset, without changing parameters.
 
         Parameters
         ----------
@@ -253,7 +253,7 @@ class Executor:
         )
 
     def close(self) -> None:
-        """Notify the servers that this trainer has finished. May be called repeatedly, and on a server."""
+        """Tell the servers that this trainer has finished; safe to repeat, and harmless on a server."""
         self._closed = True
         trainer, self._trainer = self._trainer, None
         if trainer is not None and not lifecycle.refuses("close()"):
@@ -265,7 +265,7 @@ class Executor:
     def _run_built(
         self, program: Program, feed: Mapping[str, Any], names: Sequence[str]
     ) -> list[npt.NDArray[Any]]:
-        """Run a program that was built with layers, in this process alone."""
+        """Run a program that was built with layers, without other processes."""
         check_place(self._place)
         if program.training is None:
             return [_array(each) for each in compute(program, feed, names, self._place.device)]
@@ -370,14 +370,14 @@ class Executor:
 
 
 def collective() -> Any:
-    """Import and return the collective training module, which only collective jobs need."""
+    """Import and return the module for collective training, which other jobs do not need."""
     from fleet.fluid import collective_executor
 
     return collective_executor
 
 
 def _check_unasked(feed: Feed | None, fetch_list: Sequence[str | Variable] | None) -> None:
-    """Refuse `feed` and `fetch_list` for a program that does not run a training step."""
+    """Raise an error if `feed` or `fetch_list` is given for a program without a training step."""
     for name, given in (("feed", feed), ("fetch_list", fetch_list)):
         if given:
             raise ConfigurationError(
@@ -387,7 +387,7 @@ def _check_unasked(feed: Feed | None, fetch_list: Sequence[str | Variable] | Non
 
 
 def _of_one_device(feed: Feed | None) -> Mapping[str, Any]:
-    """Return this process's feed; like Paddle, accept a list with one feed per device."""
+    """Return the feed of this process; as in Paddle, it may come in a list with one feed per device."""
     if feed is None or isinstance(feed, Mapping):
         return feed or {}
     entries = list(feed) if isinstance(feed, (list, tuple)) else []
@@ -444,7 +444,7 @@ def _summary(value: object) -> str:
 
 
 class FetchedNumber(np.ndarray[Any, Any]):
-    """An array of shape ``(1,)`` that also works wherever Python expects a number.
+    """An array of shape ``(1,)`` that can be used wherever Python expects a number.
 
     A value computed from it is of this class if it has the same shape, such as a running sum of losses, and a
     plain NumPy array otherwise. Pickling or saving it gives a plain array.
@@ -463,11 +463,11 @@ class FetchedNumber(np.ndarray[Any, Any]):
         return round(self.item(), digits)
 
     def __format__(self, spec: str) -> str:
-        """Format the number if there is a format specification, else the array."""
+        """Format as a number if a format specification is given, else as an array."""
         return format(self.item(), spec) if spec else str(self)
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
-        """Return a result of shape ``(1,)`` as this class, and any other unchanged."""
+        """Return a result of shape ``(1,)`` as a FetchedNumber, and any other as a plain array."""
         if array is self:  # an in-place operation
             return self
         plain = np.asarray(array)
@@ -476,11 +476,11 @@ class FetchedNumber(np.ndarray[Any, Any]):
         return plain.view(FetchedNumber) if plain.shape == (1,) else plain
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle as a plain array, which can be loaded without fleet."""
+        """Pickle as a plain array, so that loading does not require fleet."""
         return self.view(np.ndarray).__reduce_ex__(protocol)
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> "FetchedNumber":
-        """Return a copy of this class; NumPy's own method would return a plain array."""
+        """Return a copy that is also a FetchedNumber, unlike NumPy's own method."""
         return self.copy()
 
     def __repr__(self) -> str:
@@ -488,5 +488,5 @@ class FetchedNumber(np.ndarray[Any, Any]):
 
 
 def fetched(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return an array, as a `FetchedNumber` if its shape is ``()`` or ``(1,)``."""
+    """Return an array, converted to a `FetchedNumber` if its shape is ``()`` or ``(1,)``."""
     return values.reshape(1).view(FetchedNumber) if values.shape in ((), (1,)) else values

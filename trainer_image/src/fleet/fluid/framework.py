@@ -1,4 +1,4 @@
-"""The part of ``fluid.framework`` that scripts use: programs, variables, and checks of this machine."""
+"""The part of ``fluid.framework`` that scripts use: programs, variables and device checks."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,13 +31,13 @@ class _ParameterKind(type):
 
 
 class Parameter(metaclass=_ParameterKind):
-    """The class that ``isinstance`` checks use to recognize parameters; layers create the objects."""
+    """The class that scripts use in ``isinstance`` checks to recognize parameters."""
 
 
 def data(
     name: str, shape: Sequence[int | None], dtype: str = "float32", lod_level: int = 0
 ) -> ProgramVariable:
-    """Declare a variable whose data is fed.
+    """Declare a variable that is fed with data.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ def data(
 
 @contextmanager
 def name_scope(prefix: str | None = None) -> Iterator[None]:
-    """Do nothing: in Paddle, too, the scope's name is only displayed and is not part of variable names.
+    """Do nothing, because a name scope does not affect variable names in Paddle either.
 
     Parameters
     ----------

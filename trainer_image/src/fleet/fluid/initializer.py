@@ -1,4 +1,4 @@
-"""Initializers of parameters, with Paddle's fan-in rules, defaults and operators.
+"""Parameter initializers with Paddle's fan-in rules, defaults and operators.
 
 An initializer is data: `Initializer.operator` returns the operator of the startup program that creates the
 values. The numbers among its attributes are float32, as in Paddle.
@@ -51,7 +51,7 @@ OperatorSpec = tuple[str, dict[str, Attribute]]
 
 
 class Initializer(ABC):
-    """A method of initializing a parameter.
+    """The base class of parameter initializers.
 
     Attributes
     ----------
@@ -63,7 +63,7 @@ class Initializer(ABC):
 
     @abstractmethod
     def operator(self, shape: Shape, dtype: str = "float32", seed: int = 0) -> OperatorSpec:
-        """Return the operator that sets a parameter's initial values.
+        """Return the operator that computes a parameter's initial values.
 
         Parameters
         ----------
@@ -87,7 +87,7 @@ class Initializer(ABC):
 
 @dataclass(frozen=True)
 class ConstantInitializer(Initializer):
-    """The same value for all elements: Paddle's ``fluid.initializer.Constant``.
+    """Sets all elements to one value: Paddle's ``fluid.initializer.Constant``.
 
     Attributes
     ----------
@@ -100,7 +100,7 @@ class ConstantInitializer(Initializer):
     force_cpu: bool = False
 
     def operator(self, shape: Shape, dtype: str = "float32", seed: int = 0) -> OperatorSpec:
-        """See `Initializer`."""
+        """Return the operator that fills a parameter with the value."""
         del seed
         attrs: dict[str, Attribute] = {"value": _float32(self.value), "str_value": ""}
         return "fill_constant", {**attrs, "force_cpu": self.force_cpu, **_of(shape, dtype)}
@@ -108,7 +108,7 @@ class ConstantInitializer(Initializer):
 
 @dataclass(frozen=True)
 class UniformInitializer(Initializer):
-    """Uniformly distributed values: Paddle's ``fluid.initializer.Uniform``.
+    """Draws from a uniform distribution: Paddle's ``fluid.initializer.Uniform``.
 
     Attributes
     ----------
@@ -133,7 +133,7 @@ class UniformInitializer(Initializer):
             raise ConfigurationError(f"Uniform: low {self.low} is larger than high {self.high}")
 
     def operator(self, shape: Shape, dtype: str = "float32", seed: int = 0) -> OperatorSpec:
-        """See `Initializer`."""
+        """Return the operator that draws a parameter's uniform values."""
         if self.diag_num and (self.diag_num - 1) * (self.diag_step + 1) >= math.prod(shape):
             raise ConfigurationError(
                 f"Uniform: the last of {self.diag_num} elements, {self.diag_step + 1} apart, is not in a "
@@ -146,7 +146,7 @@ class UniformInitializer(Initializer):
 
 @dataclass(frozen=True)
 class NormalInitializer(Initializer):
-    """Normally distributed values: Paddle's ``fluid.initializer.Normal``.
+    """Draws from a normal distribution: Paddle's ``fluid.initializer.Normal``.
 
     Attributes
     ----------
@@ -162,13 +162,13 @@ class NormalInitializer(Initializer):
     seed: int = 0
 
     def operator(self, shape: Shape, dtype: str = "float32", seed: int = 0) -> OperatorSpec:
-        """See `Initializer`."""
+        """Return the operator that draws a parameter's normal values."""
         return _normal(self._type, self.loc, self.scale, self.seed or seed, shape, dtype)
 
 
 @dataclass(frozen=True)
 class TruncatedNormalInitializer(NormalInitializer):
-    """A normal distribution within two standard deviations: Paddle's ``fluid.initializer.TruncatedNormal``.
+    """Draws normal values within two standard deviations: ``fluid.initializer.TruncatedNormal``.
 
     Attributes
     ----------
@@ -183,7 +183,7 @@ class TruncatedNormalInitializer(NormalInitializer):
 
 @dataclass(frozen=True)
 class XavierInitializer(Initializer):
-    """Xavier initialization by fan-in and fan-out, the default for weights: ``fluid.initializer.Xavier``.
+    """Xavier initialization, the default for weights: Paddle's ``fluid.initializer.Xavier``.
 
     Attributes
     ----------
@@ -206,7 +206,7 @@ class XavierInitializer(Initializer):
     seed: int = 0
 
     def operator(self, shape: Shape, dtype: str = "float32", seed: int = 0) -> OperatorSpec:
-        """See `Initializer`."""
+        """Return the operator that draws a parameter's values, scaled by fan-in and fan-out."""
         fan_in, fan_out = _fans(shape)
         fan_in = fan_in if self.fan_in is None else self.fan_in
         fan_out = fan_out if self.fan_out is None else self.fan_out
@@ -219,7 +219,7 @@ class XavierInitializer(Initializer):
 
 @dataclass(frozen=True)
 class MSRAInitializer(Initializer):
-    """Kaiming initialization, scaled by fan-in: Paddle's ``fluid.initializer.MSRA``.
+    """Kaiming initialization: Paddle's ``fluid.initializer.MSRA``.
 
     Attributes
     ----------
@@ -241,7 +241,7 @@ class MSRAInitializer(Initializer):
     seed: int = 0
 
     def operator(self, shape: Shape, dtype: str = "float32", seed: int = 0) -> OperatorSpec:
-        """See `Initializer`."""
+        """Return the operator that draws a parameter's values, scaled by fan-in."""
         fan_in = _fans(shape)[0] if self.fan_in is None else self.fan_in
         if self.uniform:
             limit = math.sqrt(6.0 / fan_in)
@@ -251,13 +251,13 @@ class MSRAInitializer(Initializer):
 
 @dataclass(frozen=True)
 class BilinearInitializer(Initializer):
-    """Bilinear interpolation, for upsampling by transposed convolution: ``fluid.initializer.Bilinear``.
+    """Bilinear weights for upsampling by transposed convolution: ``fluid.initializer.Bilinear``.
 
     The parameter has four dimensions, of which the last two are equal.
     """
 
     def operator(self, shape: Shape, dtype: str = "float32", seed: int = 0) -> OperatorSpec:
-        """See `Initializer`."""
+        """Return the operator that sets a filter to bilinear weights."""
         del seed
         if len(shape) != 4 or shape[2] != shape[3]:
             raise ConfigurationError(
@@ -270,7 +270,7 @@ class BilinearInitializer(Initializer):
 
 
 class NumpyArrayInitializer(Initializer):
-    """The values of an array: Paddle's ``fluid.initializer.NumpyArrayInitializer``.
+    """Copies an array: Paddle's ``fluid.initializer.NumpyArrayInitializer``.
 
     Parameters
     ----------
@@ -291,7 +291,7 @@ class NumpyArrayInitializer(Initializer):
         self.value = value.copy()
 
     def operator(self, shape: Shape, dtype: str = "float32", seed: int = 0) -> OperatorSpec:
-        """See `Initializer`."""
+        """Return the operator that sets a parameter to the array."""
         del seed
         if self.value.shape != tuple(shape):
             raise ConfigurationError(
@@ -312,7 +312,7 @@ def default_bias() -> Initializer:
 
 
 def default_conv2d(filter_size: Sequence[int], num_channels: int) -> Initializer:
-    """Return Paddle's default initializer for the filters of ``conv2d``.
+    """Return Paddle's default initializer for ``conv2d`` filters.
 
     Parameters
     ----------
@@ -330,7 +330,7 @@ def default_conv2d(filter_size: Sequence[int], num_channels: int) -> Initializer
 
 
 def _fans(shape: Shape) -> tuple[float, float]:
-    """Return the fan-in and fan-out of a matrix [in, out] or a convolution [out, in, ...]."""
+    """Return the fan-in and fan-out of a matrix [in, out] or a convolution filter [out, in, ...]."""
     if len(shape) < 2:
         only = float(shape[0]) if shape else 1.0
         return only, only

@@ -1,4 +1,4 @@
-"""Saving and loading the variables of programs, as Paddle's ``fluid.io`` does.
+"""Saves and loads the variables of programs, as Paddle's ``fluid.io`` does.
 
 Each variable is saved in a file with the variable's name; with a `filename`, all variables are in one file.
 The files have the safetensors format. A program for inference is saved as ``__model__`` in the same folder:
@@ -79,7 +79,7 @@ _VERSION: Final = 1
 
 
 def is_persistable(var: Any) -> bool:
-    """Return whether a variable persists between steps, like parameters and optimizer state.
+    """Return whether a variable keeps its value between steps, like parameters and optimizer state.
 
     Parameters
     ----------
@@ -106,7 +106,7 @@ def save_vars(
     predicate: Callable[[Any], bool] | None = None,
     filename: str | None = None,
 ) -> None:
-    """Save variables of a program.
+    """Save variables of a program to files.
 
     Parameters
     ----------
@@ -146,7 +146,7 @@ def save_vars(
 def save_params(
     executor: Any, dirname: Folder, main_program: Program | None = None, filename: str | None = None
 ) -> None:
-    """Save the parameters of a program; see `save_vars`.
+    """Save the parameters of a program to files; see `save_vars`.
 
     Parameters
     ----------
@@ -159,7 +159,7 @@ def save_params(
 def save_persistables(
     executor: Any, dirname: Folder, main_program: Program | None = None, filename: str | None = None
 ) -> None:
-    """Save the parameters and states of a program; in a job, save a checkpoint.
+    """Save all persistable variables of a program; in a job, save a checkpoint.
 
     Parameters
     ----------
@@ -189,7 +189,7 @@ def load_vars(
     predicate: Callable[[Any], bool] | None = None,
     filename: str | None = None,
 ) -> None:
-    """Load variables of a program, instead of initializing them with its startup program.
+    """Load variables of a program from files.
 
     Parameters
     ----------
@@ -221,7 +221,7 @@ def load_vars(
 def load_params(
     executor: Any, dirname: Folder, main_program: Program | None = None, filename: str | None = None
 ) -> None:
-    """Load the parameters of a program; see `load_vars`.
+    """Load the parameters of a program from files; see `load_vars`.
 
     Parameters
     ----------
@@ -234,7 +234,7 @@ def load_params(
 def load_persistables(
     executor: Any, dirname: Folder, main_program: Program | None = None, filename: str | None = None
 ) -> None:
-    """Load the parameters and states of a program; in a job, load them from a checkpoint.
+    """Load all persistable variables of a program; in a job, load a checkpoint.
 
     Parameters
     ----------
@@ -268,7 +268,7 @@ def save_inference_model(
     export_for_deployment: bool = True,
     program_only: bool = False,
 ) -> list[str]:
-    """Save the part of a program that computes the target variables, with the values that it needs.
+    """Save the part of a program that computes the target variables, and its parameters.
 
     Parameters
     ----------
@@ -324,7 +324,7 @@ def load_inference_model(
     params_filename: str | None = None,
     pserver_endpoints: Sequence[str] | None = None,
 ) -> tuple[Program, list[str], list[Any]]:
-    """Load a program and its values from files written by `save_inference_model`.
+    """Load a program and its parameters from the output of `save_inference_model`.
 
     Parameters
     ----------
@@ -395,7 +395,7 @@ def _chosen(
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """Return the path of a file in a folder; the name may contain slashes but not lead out of the folder."""
+    """Return the path of a file in a folder; reject names that lead out of the folder."""
     path = folder / name
     if Path(name).is_absolute() or ".." in Path(name).parts or not Path(name).parts:
         raise ConfigurationError(
@@ -415,7 +415,7 @@ def _read(path: Path) -> Mapping[str, Tensor]:
 
 
 def _fitting(variable: Any, held: Mapping[str, Tensor], path: Path) -> Tensor:
-    """Select the value of a variable from the values in a file; raise CheckpointError if none fits."""
+    """Return the value of a variable from a file's values; raise CheckpointError if none fits."""
     if variable.name not in held:
         raise CheckpointError(f"{path} has no {variable.name}; it has {', '.join(sorted(held)) or 'nothing'}")
     value = held[variable.name]
@@ -429,7 +429,7 @@ def _fitting(variable: Any, held: Mapping[str, Tensor], path: Path) -> Tensor:
 
 
 def _trainer_of(program: Program) -> Trainer | None:
-    """Return the trainer's session if the job has parameter servers, or None in a single process."""
+    """Return the trainer's session in a job with parameter servers, or None in a single process."""
     return None if program.source is None else find_trainer(program.source)
 
 
@@ -444,7 +444,7 @@ def _values(variables: Iterable[Any]) -> dict[str, Tensor]:
 
 
 def _pruned(program: Program, feeded: Sequence[str], targets: Sequence[str]) -> Program:
-    """Return a program that contains only the operators needed to compute the targets from the feeds."""
+    """Return a program with only the operators needed to compute the targets from the feeds."""
     pruned = program.clone(for_test=True)
     block = pruned.global_block()
     if unknown := [name for name in (*feeded, *targets) if not block.has_var(name)]:

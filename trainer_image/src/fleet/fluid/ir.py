@@ -1,4 +1,4 @@
-"""The intermediate representation as data: variables, operators, blocks and programs.
+"""The intermediate representation: variables, operators, blocks and programs as data.
 
 Variables and operators are immutable. A block is an ordered, editable list of operators over named variables.
 A program is a list of blocks; the first one, the global block, is the parent of the others. Two programs are
@@ -37,7 +37,7 @@ Attribute = bool | int | float | str | None | list["Attribute"] | dict[str, "Att
 
 
 class OpRole(IntEnum):
-    """The role of an operator: the values of its attribute `op_role`, with Paddle's numbers."""
+    """The roles of operators, with the numbers that Paddle stores in the attribute `op_role`."""
 
     FORWARD = 0
     BACKWARD = 1
@@ -52,7 +52,7 @@ class OpRole(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A named tensor. Data fed at run time has the shape ``(-1,)`` and the dtype ``any``: both unknown.
+    """A named tensor; fed data of unknown shape and dtype has the shape ``(-1,)`` and the dtype ``any``.
 
     Attributes
     ----------
@@ -98,13 +98,13 @@ class Variable:
 
     @property
     def numel(self) -> int:
-        """The number of elements."""
+        """The number of elements in the tensor."""
         return prod(self.shape)
 
 
 @dataclass(frozen=True)
 class Operator:
-    """One operation: input and output variables by slot, and attributes with plain values.
+    """An operation: input and output variables by slot, and attributes.
 
     Attributes
     ----------
@@ -125,27 +125,27 @@ class Operator:
 
     @property
     def input_names(self) -> list[str]:
-        """The names of the input slots."""
+        """The names of this operator's input slots."""
         return list(self.inputs)
 
     @property
     def output_names(self) -> list[str]:
-        """The names of the output slots."""
+        """The names of this operator's output slots."""
         return list(self.outputs)
 
     @property
     def attr_names(self) -> list[str]:
-        """The names of the attributes."""
+        """The names of this operator's attributes."""
         return list(self.attrs)
 
     @property
     def input_arg_names(self) -> list[str]:
-        """The names of all input variables, slot by slot."""
+        """The names of this operator's input variables, slot by slot."""
         return [name for names in self.inputs.values() for name in names]
 
     @property
     def output_arg_names(self) -> list[str]:
-        """The names of all output variables, slot by slot."""
+        """The names of this operator's output variables, slot by slot."""
         return [name for names in self.outputs.values() for name in names]
 
     def input(self, slot: str) -> list[str]:
@@ -189,7 +189,7 @@ class Operator:
         return list(self._lookup("output slot", self.outputs, slot))
 
     def has_attr(self, name: str) -> bool:
-        """Return whether the operator has the attribute.
+        """Return whether this operator has an attribute of the given name.
 
         Parameters
         ----------
@@ -199,7 +199,7 @@ class Operator:
         return name in self.attrs
 
     def attr(self, name: str) -> Any:
-        """Return the value of an attribute.
+        """Return the value of an attribute of this operator.
 
         Parameters
         ----------
@@ -220,7 +220,7 @@ class Operator:
         return list(value) if isinstance(value, list) else value
 
     def renamed(self, names: Mapping[str, str]) -> "Operator":
-        """Return a copy of this operator with variables renamed in every slot.
+        """Return a copy of this operator with variables renamed in all slots.
 
         Parameters
         ----------
@@ -248,7 +248,7 @@ class Operator:
 
 @dataclass
 class Block:
-    """An ordered list of operators, and the variables that they use.
+    """A list of operators in execution order, and the variables they use.
 
     Attributes
     ----------
@@ -275,7 +275,7 @@ class Block:
     ops: list[Operator] = field(default_factory=list)
 
     def var(self, name: str) -> Variable:
-        """Return a variable of this block or, if this block does not declare it, of a parent.
+        """Return the variable with the given name, from this block or else from a parent.
 
         Parameters
         ----------
@@ -300,7 +300,7 @@ class Block:
         return block.vars[name]
 
     def has_var(self, name: str) -> bool:
-        """Return whether this block, as opposed to a parent, declares the variable.
+        """Return whether this block itself, not a parent, declares a variable.
 
         Parameters
         ----------
@@ -310,11 +310,11 @@ class Block:
         return name in self.vars
 
     def all_parameters(self) -> list[Variable]:
-        """Return the block's parameters in order of creation."""
+        """Return this block's parameters, in order of creation."""
         return [variable for variable in self.vars.values() if variable.is_parameter]
 
     def create_var(self, variable: Variable) -> Variable:
-        """Declare a variable.
+        """Declare a variable in this block.
 
         Parameters
         ----------
@@ -337,7 +337,7 @@ class Block:
         return variable
 
     def rename_vars(self, names: Mapping[str, str]) -> None:
-        """Rename variables of this block, including in its operators.
+        """Rename variables of this block, in its operators too.
 
         Parameters
         ----------
@@ -364,7 +364,7 @@ class Block:
         outputs: Mapping[str, Iterable[str]] | None = None,
         attrs: Mapping[str, Attribute] | None = None,
     ) -> Operator:
-        """Append an operator whose variables this block or a parent declares.
+        """Append an operator; this block or a parent must declare its variables.
 
         Parameters
         ----------
@@ -393,7 +393,7 @@ class Block:
         outputs: Mapping[str, Iterable[str]] | None = None,
         attrs: Mapping[str, Attribute] | None = None,
     ) -> Operator:
-        """Insert an operator before another one.
+        """Insert an operator before another operator.
 
         Parameters
         ----------
@@ -425,7 +425,7 @@ class Block:
 
 
 class ProgramData:
-    """The content of a program: blocks of operators; the first one is the global block.
+    """The content of a program: a list of blocks, of which the first is the global block.
 
     `fleet.fluid.Program` documents the attributes, because it is the public class.
     """
@@ -472,26 +472,26 @@ class ProgramData:
 
     @property
     def spec(self) -> "TrainingSpec | None":
-        """The training specification, or None if the program has no plan."""
+        """The specification of the training, or None for a program without a plan."""
         spec: TrainingSpec | None = getattr(self.plan, "spec", self.plan)  # type: ignore[arg-type]
         return spec
 
     @property
     def num_blocks(self) -> int:
-        """The number of blocks."""
+        """The number of blocks in the program."""
         return len(self.blocks)
 
     def global_block(self) -> Block:
-        """Return the first block, which is the parent of all others."""
+        """Return the first block, which is an ancestor of all others."""
         return self.blocks[0]
 
     def current_block(self) -> Block:
-        """Return the block that layers are appended to: the first one, except within a conditional block."""
+        """Return the block to which layers are appended."""
         return self.blocks[self.current_block_idx]
 
     @contextmanager
     def roles(self, role: int, variables: Sequence[str] = ()) -> Iterator[None]:
-        """Set the role of operators that are appended within the ``with`` block.
+        """Assign a role to operators appended within the ``with`` block.
 
         Parameters
         ----------
@@ -507,7 +507,7 @@ class ProgramData:
             self.current_role = outer
 
     def _lr_schedule_guard(self, is_with_opt: bool = False) -> AbstractContextManager[None]:
-        """Mark operators that are appended within the ``with`` block as computing the learning rate.
+        """Mark operators appended within the ``with`` block as part of the learning-rate schedule.
 
         Parameters
         ----------
@@ -541,7 +541,7 @@ class ProgramData:
         return self.blocks[index]
 
     def create_block(self, parent_idx: int = 0) -> Block:
-        """Append an empty block.
+        """Append an empty block, and return it.
 
         Parameters
         ----------
@@ -557,12 +557,12 @@ class ProgramData:
         return self.blocks[-1]
 
     def list_vars(self) -> Iterator[Variable]:
-        """Iterate over the variables of all blocks."""
+        """Return an iterator over the variables of all blocks."""
         for block in self.blocks:
             yield from block.vars.values()
 
     def all_parameters(self) -> list[Variable]:
-        """Return the parameters of all blocks in order of creation."""
+        """Return the parameters of all blocks, in order of creation."""
         return [each for block in self.blocks for each in block.all_parameters()]
 
     def shallow_copy(self) -> Self:
@@ -575,7 +575,7 @@ class ProgramData:
         return copy
 
     def clone(self) -> Self:
-        """Return an independent copy with the same source; the startup program is copied too."""
+        """Return an independent copy that keeps the source, and copy the startup program too."""
         copy = self.shallow_copy()
         copy.attrs = dict(self.attrs)
         copy.startup_program = self.startup_program.clone() if self.startup_program else None

@@ -1,4 +1,4 @@
-"""LoD tensors: sequences of different lengths, stored as concatenated values with lengths for each level.
+"""LoD tensors: sequences of different lengths, stored as concatenated values and their lengths at each level.
 
 The lengths of a level are the numbers of entries of the next level in each sequence; the lengths of the last
 level count values. ``[[2, 1], [3, 1, 2]]`` describes two documents: one of two sentences, with three words
@@ -21,7 +21,7 @@ Lengths = Sequence[Sequence[int]]
 
 
 class LoDTensor:
-    """Values with the lengths of their sequences.
+    """Concatenated sequences and their lengths.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ class LoDTensor:
 
     @property
     def values(self) -> npt.NDArray[Any]:
-        """All values, of shape (n, ...).
+        """The concatenated values, with shape (n, ...).
 
         Raises
         ------
@@ -61,7 +61,7 @@ class LoDTensor:
 
     @property
     def lengths(self) -> tuple[tuple[int, ...], ...]:
-        """The lengths at each level, which are consistent with the values; empty for an ordinary array.
+        """The sequence lengths at each level; empty for an ordinary array.
 
         Raises
         ------
@@ -72,7 +72,7 @@ class LoDTensor:
         return self._lengths
 
     def set(self, array: npt.ArrayLike, place: object = None) -> None:  # noqa: ARG002 - Paddle's signature
-        """Set the values; the lengths do not change.
+        """Set the values, and keep the lengths.
 
         Parameters
         ----------
@@ -87,7 +87,7 @@ class LoDTensor:
         return list(self.values.shape)
 
     def set_recursive_sequence_lengths(self, recursive_sequence_lengths: Lengths) -> None:
-        """Set the lengths.
+        """Set the sequence lengths at each level.
 
         Parameters
         ----------
@@ -104,15 +104,15 @@ class LoDTensor:
         self._lengths = lengths
 
     def recursive_sequence_lengths(self) -> list[list[int]]:
-        """Return the lengths at each level."""
+        """Return the sequence lengths at each level."""
         return [list(level) for level in self._lengths]
 
     def has_valid_recursive_sequence_lengths(self) -> bool:
-        """Return whether the lengths are consistent with the number of values."""
+        """Return whether the lengths match the number of values."""
         return not _problem(self._lengths, len(self.values))
 
     def set_lod(self, lod: Lengths) -> None:
-        """Set the lengths from offsets.
+        """Set the sequence lengths from offsets.
 
         Parameters
         ----------
@@ -135,11 +135,11 @@ class LoDTensor:
         )
 
     def lod(self) -> list[list[int]]:
-        """Return the lengths at each level as offsets."""
+        """Return the sequence lengths at each level as offsets."""
         return [[0, *accumulate(level)] for level in self._lengths]
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        """Return the values."""
+        """Return the values as an array."""
         return np.array(self.values, dtype=dtype, copy=copy)
 
     def __repr__(self) -> str:
@@ -147,7 +147,7 @@ class LoDTensor:
 
 
 def _problem(lengths: Lengths, num_values: int | None) -> str:
-    """Return why lengths are inconsistent, or an empty string if they are consistent."""
+    """Return what is inconsistent about lengths, or an empty string."""
     counts: list[int | None] = [*map(len, lengths[1:]), num_values]
     for level, count in zip(lengths, counts, strict=False):
         if any(length < 0 for length in level):
@@ -189,7 +189,7 @@ def flattened(sequences: Iterable[Any], lod_level: int) -> tuple[list[Any], list
 
 
 def create_lod_tensor(data: Any, recursive_seq_lens: Lengths, place: object = None) -> LoDTensor:
-    """Return a LoDTensor with the given values and lengths.
+    """Create a LoDTensor from values and lengths.
 
     Parameters
     ----------
@@ -227,7 +227,7 @@ def create_lod_tensor(data: Any, recursive_seq_lens: Lengths, place: object = No
 def create_random_int_lodtensor(
     recursive_seq_lens: Lengths, base_shape: Sequence[int], place: object, low: int, high: int
 ) -> LoDTensor:
-    """Return a LoDTensor of random integers, drawn from NumPy's global generator as in Paddle.
+    """Create a LoDTensor of random integers from NumPy's global generator, as Paddle does.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The base class of optimizers: appends the backward pass, clipping, regularization and updates to a program.
+"""The base class of optimizers, which appends the backward pass and the parameter updates to a program.
 
 It relies on `fleet.fluid.optimizer`, `regularizer` and `clip`:
 
@@ -32,7 +32,7 @@ _OPTIMIZE = int(OpRole.OPTIMIZE)
 
 @dataclass(frozen=True)
 class Accumulator:
-    """State that an optimizer stores for each parameter.
+    """A tensor of optimizer state for each parameter.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class Accumulator:
 
 
 class Optimizer:
-    """Minimizes the loss of a built program; the subclasses are in `fleet.fluid.optimizer`.
+    """The base class of optimizers; the subclasses are in `fleet.fluid.optimizer`.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ class Optimizer:
 
     @property
     def attributes(self) -> Mapping[str, Attribute]:
-        """The attributes of the operator."""
+        """The attributes of the optimizer's operator."""
         named = {self.renamed.get(name, name): value for name, value in self.options.items()}
         return {**{name: value for name, value in named.items() if name}, **self.constants}
 
@@ -120,7 +120,7 @@ class Optimizer:
         no_grad_set: Iterable[str | Variable] | None = None,
         grad_clip: Any = None,
     ) -> tuple[list[Operator], Pairs]:
-        """Append the backward pass and the updates.
+        """Append the backward pass and the updates that minimize a loss.
 
         Parameters
         ----------
@@ -217,7 +217,7 @@ class Optimizer:
         return operators
 
     def regularizer_of(self, parameter: ProgramVariable) -> Any:
-        """Return the regularizer of a parameter, from its ParamAttr or else from the optimizer."""
+        """Return a parameter's regularizer, from its ParamAttr or else from the optimizer."""
         return parameter.regularizer if parameter.regularizer is not None else self.regularization
 
     def _record(
@@ -270,7 +270,7 @@ class Optimizer:
         return create_variable(parameter.block, name, shape, parameter.dtype, persistable=True)
 
     def _global_rate(self, program: Program) -> ProgramVariable:
-        """Return the variable of the learning rate."""
+        """Return the learning-rate variable, creating it if necessary."""
         if isinstance(self.learning_rate, ProgramVariable):
             return self.learning_rate
         known = self._rates.get(id(program))  # a program lives as long as its variables, so its id is unique
@@ -284,7 +284,7 @@ class Optimizer:
         return known
 
     def _rate_of(self, parameter: ProgramVariable, rate: ProgramVariable) -> ProgramVariable:
-        """Return the learning rate of a parameter, scaled by the parameter's factor if it has one."""
+        """Return the learning rate of a parameter, multiplied by the parameter's own factor, if any."""
         if parameter.learning_rate == 1.0:
             return rate
         with parameter.block.program.roles(_OPTIMIZE | int(OpRole.SCHEDULE)):

@@ -1,4 +1,4 @@
-"""A built program as a PyTorch module with an optimizer, which the runtime can train.
+"""A built program as a PyTorch module with an optimizer, so that the runtime can train it.
 
 `bind` creates both when the program is first run or transpiled. The module has a parameter for each parameter
 of the program, under the same name, and its `forward` computes the program's variables.
@@ -36,7 +36,7 @@ Fed = Mapping[str, tuple[Tensor, Sequence[Tensor]]]
 
 
 class ProgramModule(nn.Module):
-    """The forward operators of a built program over named parameters.
+    """A module whose forward pass runs a built program's operators on named parameters.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ class ProgramModule(nn.Module):
         return tuple(self.tables.values())
 
     def forward(self, feed: Fed) -> dict[str, Any]:
-        """Compute the variables of the program.
+        """Run the forward operators; return the variables that they compute.
 
         Parameters
         ----------
@@ -149,7 +149,7 @@ class ProgramModule(nn.Module):
         return found
 
     def hold_state(self) -> None:
-        """Register the variables that steps change with this module, once they have initial values."""
+        """Register the variables that steps change as this module's state, once initialized."""
         for name in self.computation.writes:
             if name not in self._parameters:
                 value = self.scope.values[name].detach()
@@ -158,7 +158,7 @@ class ProgramModule(nn.Module):
         self._counters = {name: each for name, each in increments.items() if name in self._parameters}
 
     def count_on(self, steps: int) -> None:
-        """Advance the counters of steps, such as that of a schedule, by steps that others have made."""
+        """Advance the step counters, such as a schedule's, by steps made without this module."""
         for name, increment in self._counters.items():
             value = self.scope.values[name]
             value.add_(steps * (increment if value.is_floating_point() else int(increment)))
@@ -184,7 +184,7 @@ class ProgramModule(nn.Module):
 
 
 class _Loss:
-    """The loss function of a built program, as an executor calls it."""
+    """Runs a built program's module on a feed, and returns the computed variables and the loss."""
 
     def __init__(self, loss: str) -> None:
         self._loss = loss
@@ -195,7 +195,7 @@ class _Loss:
 
 
 def _increments(ops: Iterable[Operator]) -> dict[str, float]:
-    """Return what operators add to their counters, by the counter's name."""
+    """Return the amounts by which operators increment counters, by the counter's name."""
     return {
         op.outputs["Out"][0]: float(op.attrs["step"])  # type: ignore[arg-type]
         for op in ops
@@ -204,13 +204,13 @@ def _increments(ops: Iterable[Operator]) -> dict[str, float]:
 
 
 def starts_of(startup: Program | None) -> dict[str, Operator]:
-    """Return the operators of a startup program, keyed by the variable that they initialize."""
+    """Return a startup program's operators, keyed by the variable that each initializes."""
     ops = startup.global_block().ops if startup is not None else []
     return {name: op for op in ops for name in op.output_arg_names}
 
 
 class _Schedule:
-    """The learning rate of a table as a function of the number of its updates."""
+    """A table's learning rate as a function of the number of updates."""
 
     def __init__(self, program: Program, rate: str, factor: float, scope: Scope) -> None:
         schedule = program.shallow_copy()
@@ -240,12 +240,12 @@ class _Schedule:
 
 
 def _schedule_of(program: Program) -> list[Operator]:
-    """Return the operators that compute the learning rate, as a schedule."""
+    """Return the operators that compute the learning-rate schedule."""
     return [op for op in program.global_block().ops if op.attrs.get("op_role") == int(OpRole.SCHEDULE)]
 
 
 def _plain_rates(program: Program, scope: Scope) -> "dict[str, float | _Schedule]":
-    """Return the learning rates of the tables that are updated with SGD, whatever the optimizer is.
+    """Return the learning rates of tables that are updated by SGD regardless of the optimizer.
 
     Raises
     ------
@@ -272,7 +272,7 @@ def _plain_rates(program: Program, scope: Scope) -> "dict[str, float | _Schedule
 def _table(
     variable: Any, scope: Scope, plain_rate: "float | _Schedule | None", start: Operator | None
 ) -> DistributedTable:
-    """Return the table of a parameter, initialized like the parameter in the startup program."""
+    """Return the table for a parameter, initialized as in the startup program."""
     ids, width = variable.shape
     name, own = variable.name, {} if plain_rate is None else {"lr": plain_rate}
     first = first_values(start)
@@ -295,7 +295,7 @@ def _table(
 
 
 def first_values(start: Operator | None) -> FirstValues | None:
-    """Return a function from an id to its initial row, so that rows need not exist before their first use.
+    """Return a function from an id to its initial row, so that rows can be created on demand.
 
     Parameters
     ----------
@@ -333,7 +333,7 @@ def bind(
     *,
     averages: bool = True,
 ) -> None:
-    """Create the PyTorch module, optimizer and plan of a minimized program; later calls do nothing.
+    """Create the PyTorch module, optimizer and plan for a minimized program; later calls do nothing.
 
     Parameters
     ----------
@@ -397,7 +397,7 @@ def _clip_own(clip: GradClip, parameters: Sequence[nn.Parameter], *_: object) ->
 
 
 def _optimizer(training: Training, module: ProgramModule) -> torch.optim.Optimizer:
-    """Return the optimizer, with one param group per combination of learning-rate factor and regularizer."""
+    """Return the optimizer, with one param group per combination of rate factor and regularizer."""
     given, clip = training.optimizer.learning_rate, training.clip
     first = float(given) if isinstance(given, int | float) else 1.0  # until a schedule is first computed
     groups: dict[tuple[float, tuple[tuple[str, float], ...]], list[nn.Parameter]] = {}
@@ -425,7 +425,7 @@ def _optimizer(training: Training, module: ProgramModule) -> torch.optim.Optimiz
 
 
 def share_state(training: Training, module: ProgramModule, optimizer: torch.optim.Optimizer) -> None:
-    """Use the scope's variables as the optimizer's state, so that they are saved, loaded and reset.
+    """Use the scope's variables as the optimizer's state, so that saving, loading and resetting include them.
 
     They take the values that the optimizer has, if a checkpoint has been loaded.
 
@@ -447,7 +447,7 @@ def share_state(training: Training, module: ProgramModule, optimizer: torch.opti
 def values_of(
     computation: Computation, scope: Scope, given: Mapping[str, Tensor] | None = None
 ) -> dict[str, Tensor]:
-    """Return the persistable variables that a computation reads; those in `given` take precedence.
+    """Return the persistable variables that a computation reads; values in `given` take precedence.
 
     Raises
     ------
@@ -469,7 +469,7 @@ def _not_started(name: str) -> ConfigurationError:
 
 
 def feed_of(computation: Computation, feed: Mapping[str, Any], device: torch.device | str) -> Fed:
-    """Convert an executor's feed to tensors on a device, with the lengths of sequences.
+    """Convert a feed to tensors on a device, including the lengths of sequences.
 
     Raises
     ------

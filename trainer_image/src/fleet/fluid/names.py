@@ -1,4 +1,4 @@
-"""The names in Paddle 1.8's ``fluid``, and their replacements in PyTorch or this package.
+"""The names in Paddle 1.8's ``fluid``, and what replaces them in PyTorch or this package.
 
 Modules of `fleet.fluid` use `missing` to report names that they do not have. From `EXAMPLES`, ``make docs``
 generates the table in docs/paddle.md of the names that Paddle's examples use.
@@ -335,7 +335,7 @@ EXAMPLES: Final = tuple(f"{module}.{name}" for name, module in _listed(_EXAMPLES
 
 @cache
 def _ways(module: str) -> dict[str, str]:
-    """Return the replacements of Paddle's names in a module; empty for a name that has none."""
+    """Return the replacements for the names in a Paddle module; empty for names without a replacement."""
     return {
         name: "" if way == "-" else way + name if way.endswith(".") else way
         for name, way in _listed(_MODULES.get(module, ""))
@@ -343,7 +343,7 @@ def _ways(module: str) -> dict[str, str]:
 
 
 def instead(dotted: str) -> str:
-    """Return the replacement, in PyTorch or this package, for one of Paddle's names.
+    """Return what replaces one of Paddle's names in PyTorch or this package.
 
     Parameters
     ----------
@@ -367,7 +367,7 @@ def instead(dotted: str) -> str:
 
 
 def here(dotted: str) -> bool:
-    """Return whether a name exists in this package.
+    """Return whether one of Paddle's names exists in this package.
 
     Parameters
     ----------
@@ -393,7 +393,7 @@ def here(dotted: str) -> bool:
 
 
 def missing(module: str) -> Callable[[str], NoReturn]:
-    """Return a module's ``__getattr__``, which raises an error that suggests a missing name's replacement.
+    """Return a module's ``__getattr__``, whose error suggests a replacement for the missing name.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Optimizers for scripts, with Paddle's names, arguments and operators.
+"""Optimizers for scripts, with the names, arguments and operators of Paddle.
 
 `fleet.optim` computes the updates, in one process and on servers. The order is Paddle's: clipping, then
 regularization, which is never clipped, then the update. See `fleet.fluid.minimization` for ``minimize``.
@@ -31,7 +31,7 @@ __all__ = [
 
 
 class SGDOptimizer(Optimizer):
-    """Stochastic gradient descent: ``w -= lr * g``. Paddle's ``fluid.optimizer.SGD``."""
+    """Stochastic gradient descent, ``w -= lr * g``: Paddle's ``fluid.optimizer.SGD``."""
 
     type: ClassVar[str] = "sgd"
     torch_class: ClassVar[Any] = optim.SGD

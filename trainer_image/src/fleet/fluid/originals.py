@@ -1,4 +1,4 @@
-"""Arguments that only Paddle's calls have, and what to use instead."""
+"""Arguments of Paddle's calls that fleet does not support, and their replacements."""
 
 import logging
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ _EXECUTED = "PyTorch runs the model, and has its own settings"
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """An argument in Paddle: its default, and why other values are refused or have no effect."""
+    """An argument of a Paddle call: its default, and why other values are refused or ignored."""
 
     default: object
     text: str
@@ -75,7 +75,7 @@ MINIMIZE: Final[Mapping[str, Argument]] = {
 
 
 def check_arguments(call: str, given: Mapping[str, object], known: Mapping[str, Argument]) -> None:
-    """Refuse unsupported arguments of Paddle; accept and log those that have no effect.
+    """Refuse Paddle arguments that are not supported; log the ones that have no effect.
 
     Parameters
     ----------

@@ -18,7 +18,7 @@ __all__ = ["ParallelExecutor"]
 
 
 class ParallelExecutor:
-    """Runs the steps of one of several trainers; see mode ``nccl2`` of `DistributeTranspiler`.
+    """Runs training steps as one of several trainers; see mode ``nccl2`` of `DistributeTranspiler`.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ class ParallelExecutor:
 
     @property
     def device_count(self) -> int:
-        """The number of devices that this process uses, which is one."""
+        """The number of devices in this process, always one."""
         return 1
 
     def run(
@@ -90,7 +90,7 @@ class ParallelExecutor:
         feed_dict: Feed | None = None,
         **originals: Any,
     ) -> list[npt.NDArray[Any]]:
-        """Run one step; see `Executor.run`.
+        """Run one training step; see `Executor.run`.
 
         Parameters
         ----------
@@ -132,7 +132,7 @@ class ParallelExecutor:
             )
 
     def _place(self) -> Place:
-        """Return the place of the model, to which feeds are also moved."""
+        """Return the model's place, to which feeds are also moved."""
         if is_built(self._program) and self._program.source is None:  # its first run binds it
             return CUDAPlace() if self._use_cuda else CPUPlace()
         parameter = next(iter(source_of(self._program).parameters.values()), None)

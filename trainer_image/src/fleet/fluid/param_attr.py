@@ -1,4 +1,4 @@
-"""Attributes of parameters that layers create."""
+"""Attributes of the parameters that layers create."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,7 @@ __all__ = ["ParamAttr", "param_attr"]
 
 @dataclass
 class ParamAttr:
-    """How a layer creates a parameter, and how the optimizer changes it.
+    """The settings with which a layer creates a parameter and an optimizer updates it.
 
     Attributes
     ----------
@@ -44,7 +44,7 @@ class ParamAttr:
 
 
 def param_attr(given: Any) -> ParamAttr | None:
-    """Convert a layer's argument to attributes of a parameter.
+    """Convert a layer's `param_attr` or `bias_attr` argument to a ParamAttr.
 
     Parameters
     ----------

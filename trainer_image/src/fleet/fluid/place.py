@@ -1,4 +1,4 @@
-"""Places: the devices on which a process computes, as in Paddle."""
+"""Places, Paddle's term for the devices on which a process computes."""
 
 import os
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ __all__ = ["CPUPlace", "CUDAPlace", "Place", "check_place"]
 
 @dataclass(frozen=True, slots=True)
 class CPUPlace:
-    """The CPU of this machine. Paddle's ``fluid.CPUPlace``."""
+    """The CPU of this machine: Paddle's ``fluid.CPUPlace``."""
 
     @property
     def device(self) -> str:
@@ -20,7 +20,7 @@ class CPUPlace:
 
 @dataclass(frozen=True, slots=True)
 class CUDAPlace:
-    """A GPU of this machine.
+    """A GPU of this machine: Paddle's ``fluid.CUDAPlace``.
 
     Attributes
     ----------
@@ -44,7 +44,7 @@ Place = CPUPlace | CUDAPlace
 
 
 def check_place(place: Place) -> None:
-    """Check that this process can see the GPU of a place.
+    """Raise an error if this process cannot see a place's GPU.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""A thread that runs an iterator a bounded number of items ahead of its reader."""
+"""Runs an iterator in a thread, a bounded number of items ahead of its consumer."""
 
 import logging
 import threading
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class Prefetcher(Generic[T]):
-    """Runs an iterator in a separate thread.
+    """Runs an iterator in a thread, ahead of its consumer.
 
     The `__next__` that would have returned an item raises the iterator's error instead. The thread ends with
     the iterator, or after `close` with the item that the iterator is producing.
@@ -68,7 +68,7 @@ class Prefetcher(Generic[T]):
         raise StopIteration
 
     def close(self) -> None:
-        """Stop the thread, wait for it to end, and discard the items that it read ahead."""
+        """Stop the thread, wait for it to end, and discard prefetched items."""
         with self._changed:
             self._closed = self._ended = True
             self._items.clear()

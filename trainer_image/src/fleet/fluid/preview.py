@@ -19,7 +19,7 @@ _shown: list[Program] = []
 
 
 def preview_asked() -> bool:
-    """Return whether the environment requests that programs be printed.
+    """Return whether the environment asks for programs to be printed.
 
     Raises
     ------
@@ -33,7 +33,7 @@ def preview_asked() -> bool:
 
 
 def previewed(program: Program) -> bool:
-    """Print a transpiled program if the environment requests it.
+    """Print a transpiled program if the environment asks for it; return whether it was printed.
 
     Parameters
     ----------

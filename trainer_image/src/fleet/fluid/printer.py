@@ -1,4 +1,4 @@
-"""Programs as text that reads like code: declarations first, then one line per operator."""
+"""Formats programs as text that reads like code: declarations, then one line per operator."""
 
 import json
 from collections.abc import Iterable, Mapping

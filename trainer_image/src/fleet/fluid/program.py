@@ -1,4 +1,4 @@
-"""`Program`: captured from PyTorch, printed as text, stored as JSON, and compared between processes.
+"""Programs, which can be captured from PyTorch, printed, stored as JSON and compared between processes.
 
 The default programs, for scripts that pass none, are those of the latest capture.
 """
@@ -27,7 +27,7 @@ __all__ = ["Program", "default_main_program", "default_startup_program", "progra
 
 
 class Program(ProgramData):
-    """A program that a process executes: blocks of operators; the first one is the global block.
+    """A program that an executor runs: a list of blocks, of which the first is the global block.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ class Program(ProgramData):
 
     @property
     def random_seed(self) -> int:
-        """The seed of initial values and dropout; with 0, the numbers differ in each run.
+        """The seed for initial values and dropout; with 0, each run draws different numbers.
 
         A captured program draws no numbers, because PyTorch does.
 
@@ -78,7 +78,7 @@ class Program(ProgramData):
             )
 
     def clone(self, for_test: bool = False) -> Self:
-        """Return an independent copy with the same source; the startup program is copied too.
+        """Return an independent copy that keeps the source, and copy the startup program too.
 
         Parameters
         ----------
@@ -112,7 +112,7 @@ class Program(ProgramData):
         return super().clone()
 
     def _clone_built(self, *, for_test: bool) -> Self:
-        """Return a copy with its own variables; used by `clone`."""
+        """Return a copy of a built program with its own variables; used by `clone`."""
         copy = super().clone()
         copy.random_seed, copy.plan, copy.source = self.random_seed, None, None
         copy.training = None if for_test else self.training
@@ -130,7 +130,7 @@ class Program(ProgramData):
         return copy
 
     def fingerprint(self) -> str:
-        """Return a hex digest; processes whose programs have equal digests may train together."""
+        """Return a hex digest; processes with equal digests can train together."""
         if isinstance(self.plan, JobPlan):
             return fingerprint_of(self.plan.agreement)
         return fingerprint_of(self.spec.agreement() if self.spec is not None else {})
@@ -151,7 +151,7 @@ class Program(ProgramData):
         return format_program(self, with_details=with_details)
 
     def difference(self, other: "Program") -> str:
-        """Describe how another program differs from this one; empty if the two are equal.
+        """Describe how another program differs from this one; return an empty string if they are equal.
 
         Parameters
         ----------
@@ -166,7 +166,7 @@ class Program(ProgramData):
         return "" if self == other else format_difference(self, other)
 
     def to_json(self) -> str:
-        """Return the program as JSON, with its startup program; `from_json` reads it back.
+        """Return this program and its startup program as JSON; `from_json` reads it.
 
         Returns
         -------
@@ -182,7 +182,7 @@ class Program(ProgramData):
 
     @classmethod
     def from_json(cls, text: str) -> "Program":
-        """Build a program from the result of `to_json`.
+        """Build a program from the output of `to_json`.
 
         Parameters
         ----------
@@ -209,7 +209,7 @@ class Program(ProgramData):
         optimizer: "Optimizer",
         grad_clip: GradClip | None = None,
     ) -> "Program":
-        """Capture one training step of a PyTorch script without running or tracing the model.
+        """Capture a PyTorch script's training step, without running or tracing the model.
 
         Parameters
         ----------
@@ -248,7 +248,7 @@ class Program(ProgramData):
         model: "Module | None" = None,
         grad_clip: GradClip | None = None,
     ) -> "Program":
-        """Capture the step of a training loop that itself calls ``loss.backward()`` and ``optimizer.step()``.
+        """Capture a training loop that itself calls ``loss.backward()`` and ``optimizer.step()``.
 
         Parameters
         ----------
@@ -282,12 +282,12 @@ _FORWARD = (int(OpRole.FORWARD), int(OpRole.LOSS))
 
 
 def _tested(op: Operator) -> Operator:
-    """Return the inference form of an operator."""
+    """Return an operator in the form for inference."""
     return replace(op, attrs={**op.attrs, "is_test": True}) if "is_test" in op.attrs else op
 
 
 def step_program(spec: TrainingSpec) -> Program:
-    """Return the program of a training step in one process."""
+    """Return the program of a training step in a single process."""
     program = Program()
     program.plan = spec
     append_step(program.global_block(), spec)
@@ -295,7 +295,7 @@ def step_program(spec: TrainingSpec) -> Program:
 
 
 def startup_program(spec: TrainingSpec) -> Program:
-    """Return the program that prepares a training step in one process."""
+    """Return the startup program for training in a single process."""
     program = Program()
     program.plan, program.part = spec, "startup"
     append_startup(program.global_block(), step_program(spec).list_vars())
@@ -314,7 +314,7 @@ _defaults: dict[str, Program] = {}
 
 @contextmanager
 def program_guard(main_program: Program, startup_program: Program | None = None) -> Iterator[None]:
-    """Append layers within the ``with`` block to these programs instead of the default ones.
+    """Make layers in the ``with`` block append to these programs instead of the default ones.
 
     Parameters
     ----------
@@ -335,7 +335,7 @@ def program_guard(main_program: Program, startup_program: Program | None = None)
 
 
 def default_main_program() -> Program:
-    """Return the program that layers are appended to, or the program of the latest `Program.capture`.
+    """Return the default program, to which layers are appended; `Program.capture` replaces it.
 
     Notes
     -----
@@ -345,7 +345,7 @@ def default_main_program() -> Program:
 
 
 def default_startup_program() -> Program:
-    """Return the program that initializes the layers, or the startup program of the latest capture.
+    """Return the default startup program; `Program.capture` replaces it.
 
     Notes
     -----

@@ -1,4 +1,4 @@
-"""The programs of a parameter server: an operator that serves trainers, and operators for each slice."""
+"""The program of a parameter server: an operator that serves trainers, and updates for each slice."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ _OPTIMIZE = int(OpRole.OPTIMIZE)
 
 
 def pserver_program(plan: JobPlan, endpoint: str) -> Program:
-    """Return the program that the server at `endpoint` runs.
+    """Return the main program of the server at `endpoint`.
 
     Block 0 holds only `listen_and_serv`. Each further block steps one slice. In synchronous mode it sums the
     trainers' gradients, divides the sum by the number of trainers, and runs the optimize operators. In
@@ -71,7 +71,7 @@ def pserver_program(plan: JobPlan, endpoint: str) -> Program:
 
 
 def pserver_startup(plan: JobPlan, endpoint: str) -> Program:
-    """Return the program that creates the variables of the server at `endpoint`.
+    """Return the startup program of the server at `endpoint`, which creates its variables.
 
     Parameters
     ----------
@@ -114,7 +114,7 @@ def pserver_startup(plan: JobPlan, endpoint: str) -> Program:
 
 
 def _optimize_operators(step: Block) -> dict[str, list[Operator]]:
-    """Return the operators that update each parameter: clipping comes first, the optimizer last."""
+    """Return the operators that update each parameter, from clipping to the optimizer."""
     found: dict[str, list[Operator]] = {}
     for op in step.ops:
         if op.attr("op_role") == OpRole.OPTIMIZE:
@@ -123,7 +123,7 @@ def _optimize_operators(step: Block) -> dict[str, list[Operator]]:
 
 
 def _append_prefetch_blocks(root: Block, tables: Sequence[str]) -> list[Attribute]:
-    """Append a look-up block for each table; return pairs of ids variable and block."""
+    """Append a look-up block for each table; return each block with its ids variable."""
     whose: list[Attribute] = []
     for name in tables:
         block = root.program.create_block()
@@ -136,7 +136,7 @@ def _append_prefetch_blocks(root: Block, tables: Sequence[str]) -> list[Attribut
 
 
 def pserver_attributes(plan: JobPlan, endpoint: str) -> dict[str, Attribute]:
-    """Return the facts about the job that a server's program records."""
+    """Return the job settings that a server's program records as attributes."""
     return {
         "role": "pserver",
         "endpoint": endpoint,
@@ -151,7 +151,7 @@ def pserver_attributes(plan: JobPlan, endpoint: str) -> dict[str, Attribute]:
 
 
 def _origin(piece: PlannedBlock) -> dict[str, Attribute]:
-    """Return attributes that give the position of a slice in its parameter."""
+    """Return the attributes that locate a slice within its parameter."""
     return {
         "origin": piece.param,
         "origin_shape": list(piece.param_shape),
@@ -164,7 +164,7 @@ def _origin(piece: PlannedBlock) -> dict[str, Attribute]:
 def _append_step(
     block: Block, step: Block, operators: Sequence[Operator], piece: PlannedBlock, plan: JobPlan
 ) -> None:
-    """Append the operators with which a server updates a slice."""
+    """Append a server's update of a slice."""
     if plan.geo:
         _append_addition(block, piece)
         return
@@ -177,7 +177,7 @@ def _append_step(
 
 
 def _declare_gradients(root: Block, piece: PlannedBlock, plan: JobPlan) -> list[str]:
-    """Declare a slice's gradient, also under each name that trainers send; return those names."""
+    """Declare the gradients of a slice under each name that trainers send; return these names."""
     sent = _sent_names(piece, plan)
     for name in dict.fromkeys((piece.grad, *sent)):
         root.create_var(Variable(name, piece.shape, piece.dtype))
@@ -185,7 +185,7 @@ def _declare_gradients(root: Block, piece: PlannedBlock, plan: JobPlan) -> list[
 
 
 def _sent_names(piece: PlannedBlock, plan: JobPlan) -> list[str]:
-    """Return the distinct names under which trainers send their gradients of a slice."""
+    """Return the distinct names under which trainers send a slice's gradient."""
     return list(dict.fromkeys(sent_name(plan, piece, trainer) for trainer in range(plan.trainers)))
 
 
@@ -201,7 +201,7 @@ def _append_mean(block: Block, piece: PlannedBlock, plan: JobPlan) -> None:
 
 
 def _backups(piece: PlannedBlock, plan: JobPlan) -> list[Variable]:
-    """Return DC-ASGD's backup variables, which store the values that each trainer last received."""
+    """Return DC-ASGD's backup variables, which hold the values last sent to each trainer."""
     if not plan.dc_asgd:
         return []
     names = [f"{piece.name}.trainer_{trainer}_bak" for trainer in range(plan.trainers)]
@@ -209,7 +209,7 @@ def _backups(piece: PlannedBlock, plan: JobPlan) -> list[Variable]:
 
 
 def _append_compensation(block: Block, piece: PlannedBlock, plan: JobPlan) -> None:
-    """Append DC-ASGD: add the squared gradient times the change since the trainer received the value."""
+    """Append DC-ASGD's compensation: the squared gradient times the change since the trainer's last pull."""
     root = block.program.global_block()
     backups = _backups(piece, plan)
     role: dict[str, Attribute] = {"op_role": _OPTIMIZE, "op_role_var": [piece.name, piece.grad]}
@@ -230,7 +230,7 @@ def _append_compensation(block: Block, piece: PlannedBlock, plan: JobPlan) -> No
 
 
 def _append_addition(block: Block, piece: PlannedBlock) -> None:
-    """Append a server's update in GEO mode, which adds a trainer's change."""
+    """Append a server's update in GEO mode, which adds a trainer's change to the values."""
     attrs: dict[str, Attribute] = {
         "param_group": piece.group,
         "op_role": _OPTIMIZE,
@@ -241,7 +241,7 @@ def _append_addition(block: Block, piece: PlannedBlock) -> None:
 
 
 def _append_on_slice(block: Block, step: Block, op: Operator, piece: PlannedBlock, plan: JobPlan) -> None:
-    """Append an operator of the update, with the slice's variables in place of the parameter's."""
+    """Append an update operator that reads and writes a slice's variables instead of the parameter's."""
     root = block.program.global_block()
     names: dict[str, str] = {}
     for name in (*op.input_arg_names, *op.output_arg_names):
@@ -263,6 +263,6 @@ def _append_on_slice(block: Block, step: Block, op: Operator, piece: PlannedBloc
 
 
 def _on_slice(variable: Variable, piece: PlannedBlock) -> Variable:
-    """Return the variable for a parameter's slice; slice the variable if it has the parameter's shape."""
+    """Return a slice's counterpart of a parameter's variable; slice variables of the parameter's shape."""
     shape = piece.shape if variable.shape == piece.param_shape else variable.shape
     return replace(variable, name=variable.name + piece.suffix, shape=shape)

@@ -1,4 +1,4 @@
-"""Loaders, which run a script's generator in a thread and prepare batches before they are needed.
+"""Loaders, which run a script's generator in a thread and prepare batches in advance.
 
 An iterable loader yields feeds for ``Executor.run``. Any other loader, and every `py_reader`, is an operator
 ``read`` of the program, and its outputs are the program's data: after ``start()``, each run without a feed
@@ -36,7 +36,7 @@ _numbers = count()
 
 
 class EOFException(FleetError):  # noqa: N818 - Paddle's name
-    """The loader of a program has no more batches; call ``reset()`` on it before the next epoch.
+    """A loader of a program has no more batches; call its ``reset()`` before the next epoch.
 
     Notes
     -----
@@ -45,7 +45,7 @@ class EOFException(FleetError):  # noqa: N818 - Paddle's name
 
 
 class GeneratorLoader:
-    """Provides the batches of a generator that runs in a thread.
+    """A loader of batches from a generator that runs in a thread.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ class GeneratorLoader:
         drop_last: bool = True,
         places: object = None,
     ) -> Self:
-        """Set a generator of samples, which are grouped into batches.
+        """Set a generator of samples; the loader groups them into batches.
 
         Parameters
         ----------
@@ -140,7 +140,7 @@ class GeneratorLoader:
         return self._set(DataFeeder(self.variables).decorate_reader(reader), places)
 
     def set_batch_generator(self, reader: Callable[[], Iterable[Any]], places: object = None) -> Self:
-        """Set a generator of batches, given as arrays.
+        """Set a generator of batches, given as arrays per variable.
 
         Parameters
         ----------
@@ -163,7 +163,7 @@ class GeneratorLoader:
     decorate_tensor_provider = set_batch_generator
 
     def start(self) -> None:
-        """Start the generator.
+        """Start running the generator in a thread.
 
         Raises
         ------
@@ -179,7 +179,7 @@ class GeneratorLoader:
         self._batches = self._started()
 
     def reset(self) -> None:
-        """Stop the generator's thread and discard its batches; `start` begins again.
+        """Stop the generator's thread and discard its batches, so that `start` begins a new epoch.
 
         Raises
         ------
@@ -192,7 +192,7 @@ class GeneratorLoader:
             batches.close()
 
     def next_feed(self) -> Mapping[str, Fed]:
-        """Return the next batch of a loader that has been started.
+        """Return the next batch as a feed; the loader must have been started.
 
         Raises
         ------
@@ -214,7 +214,7 @@ class GeneratorLoader:
             ) from None
 
     def __call__(self) -> Self:
-        """Return this loader, over which a script iterates."""
+        """Return this loader, so that a script can iterate over ``loader()``."""
         return self
 
     def __iter__(self) -> Iterator[Any]:
@@ -253,7 +253,7 @@ class GeneratorLoader:
 
 
 class DataLoader:
-    """Creates loaders.
+    """Creates loaders, under the name of Paddle's ``fluid.io.DataLoader``.
 
     Notes
     -----
@@ -271,7 +271,7 @@ class DataLoader:
         use_multiprocess: bool = False,
         drop_last: bool = True,
     ) -> GeneratorLoader:
-        """Return a loader.
+        """Create a loader; set its generator before use.
 
         Parameters
         ----------
@@ -310,7 +310,7 @@ def PyReader(  # noqa: N802 - a class in Paddle
     iterable: bool = True,
     return_list: bool = False,
 ) -> GeneratorLoader:
-    """Return a loader, by the name of Paddle's ``fluid.io.PyReader``; see `DataLoader.from_generator`."""
+    """Create a loader, under the name of Paddle's ``fluid.io.PyReader``; see `DataLoader.from_generator`."""
     return DataLoader.from_generator(feed_list, capacity, use_double_buffer, iterable, return_list)
 
 
@@ -322,7 +322,7 @@ def py_reader(
     name: str | None = None,
     use_double_buffer: bool = True,
 ) -> GeneratorLoader:
-    """Return a loader whose batches the program reads; `read_file` returns the variables.
+    """Create a loader that feeds the program; `read_file` returns the loader's variables.
 
     Parameters
     ----------
@@ -359,7 +359,7 @@ def py_reader(
 def create_py_reader_by_data(
     capacity: int, feed_list: Sequence[Any], name: str | None = None, use_double_buffer: bool = True
 ) -> GeneratorLoader:
-    """Return a loader whose batches have the shapes of given data; `read_file` returns the variables.
+    """Create a loader for variables like those in `feed_list`; `read_file` returns the loader's variables.
 
     Parameters
     ----------
@@ -379,7 +379,7 @@ def create_py_reader_by_data(
 
 
 def read_file(reader: GeneratorLoader) -> Any:
-    """Return the variables that a program reads from a `py_reader`.
+    """Return the variables that a `py_reader` feeds.
 
     Returns
     -------
@@ -391,7 +391,7 @@ def read_file(reader: GeneratorLoader) -> Any:
 
 
 def double_buffer(reader: GeneratorLoader, place: object = None, name: str | None = None) -> GeneratorLoader:
-    """Return the loader unchanged, because every loader already reads ahead in a thread.
+    """Return the loader unchanged, because every loader already prefetches in a thread.
 
     Parameters
     ----------
@@ -404,7 +404,7 @@ def double_buffer(reader: GeneratorLoader, place: object = None, name: str | Non
 
 
 def read_feed(program: Program) -> dict[str, Fed]:
-    """Return the next batch of each loader that a program reads; return an empty dict if there is none.
+    """Return the next batch of each of a program's loaders as one feed; empty for a program without loaders.
 
     Raises
     ------
@@ -443,7 +443,7 @@ def _read_by(capacity: int, described: Sequence[tuple[Any, str, int]], name: str
 
 
 def _append_read(loader: GeneratorLoader) -> None:
-    """Append the operator that reads a loader's variables."""
+    """Append the operator that reads the variables of a loader."""
     block = default_main_program().current_block()
     create_variable(block, loader.name, (), "float32", type="READER", stop_gradient=True)
     block.append_op(

@@ -1,4 +1,4 @@
-"""Regularizers: penalties on parameters, whose gradients are added to those of the loss after clipping."""
+"""Regularizers, whose gradients are added to those of the loss after clipping."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ __all__ = ["L1Decay", "L1DecayRegularizer", "L2Decay", "L2DecayRegularizer", "Re
 
 
 class Regularizer(ABC):
-    """A penalty on a parameter.
+    """The base class of regularizers, which penalize large parameters.
 
     Parameters
     ----------
@@ -37,11 +37,11 @@ class Regularizer(ABC):
     @property
     @abstractmethod
     def options(self) -> Mapping[str, float]:
-        """The equivalent options of `fleet.optim` classes."""
+        """The equivalent options of a `fleet.optim` class."""
 
     @abstractmethod
     def term(self, parameter: ProgramVariable, block: Block) -> ProgramVariable:
-        """Append the operators that compute the gradient of the penalty.
+        """Append the operators that compute the penalty's gradient, and return it.
 
         Parameters
         ----------
@@ -63,7 +63,7 @@ class Regularizer(ABC):
 
 
 class L2DecayRegularizer(Regularizer):
-    """Half the sum of squares: Paddle's ``fluid.regularizer.L2Decay``.
+    """A penalty of half the sum of squares: Paddle's ``fluid.regularizer.L2Decay``.
 
     Parameters
     ----------
@@ -73,16 +73,16 @@ class L2DecayRegularizer(Regularizer):
 
     @property
     def options(self) -> Mapping[str, float]:
-        """See `Regularizer`."""
+        """The equivalent ``weight_decay`` option."""
         return {"weight_decay": self.coefficient}
 
     def term(self, parameter: ProgramVariable, block: Block) -> ProgramVariable:
-        """See `Regularizer`."""
+        """Append the operator that scales the parameter."""
         return _scaled(parameter, _term(parameter, block), self.coefficient)
 
 
 class L1DecayRegularizer(Regularizer):
-    """The sum of absolute values: Paddle's ``fluid.regularizer.L1Decay``.
+    """A penalty of the sum of absolute values: Paddle's ``fluid.regularizer.L1Decay``.
 
     Parameters
     ----------
@@ -92,11 +92,11 @@ class L1DecayRegularizer(Regularizer):
 
     @property
     def options(self) -> Mapping[str, float]:
-        """See `Regularizer`."""
+        """The equivalent options of a `fleet.optim` class; see `Regularizer.options`."""
         return {"l1_decay": self.coefficient}
 
     def term(self, parameter: ProgramVariable, block: Block) -> ProgramVariable:
-        """See `Regularizer`."""
+        """Append the operators that scale the signs of the parameter."""
         term = _term(parameter, block)
         append_operator(block, "sign", {"X": parameter}, {}, {"Out": term})
         return _scaled(term, term, self.coefficient)

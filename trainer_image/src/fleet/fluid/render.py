@@ -1,4 +1,4 @@
-"""Rendering: builds the program of a plan, and checks that a program still matches its plan.
+"""Renders plans as programs, and checks that a program still matches its plan.
 
 The runtime follows the plan that a program carries, and not its operators. An edited program is therefore
 refused before it runs: the runtime would ignore the edits.
@@ -32,7 +32,7 @@ _REMEDY = (
 
 
 def rendered(program: Program) -> Program:
-    """Render a program anew from its plan."""
+    """Return a program rendered again from its plan."""
     plan, startup, origin = program.plan, program.part == "startup", program.origin
     if isinstance(plan, TrainingSpec):
         return startup_program(plan) if startup else step_program(plan)
@@ -63,7 +63,7 @@ def rendered(program: Program) -> Program:
 def render_trainer(
     plan: JobPlan, trainer_id: int, origin: Program | None, *, wait_port: bool = True
 ) -> tuple[Program, Program]:
-    """Return the main program and the startup program of a trainer.
+    """Return a trainer's main program and startup program.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ def render_trainer(
 
 
 def render_pserver(plan: JobPlan, endpoint: str, origin: Program | None) -> tuple[Program, Program]:
-    """Return the main program and the startup program of a parameter server.
+    """Return a parameter server's main program and startup program.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ def render_pserver(plan: JobPlan, endpoint: str, origin: Program | None) -> tupl
 
 
 def check_unedited(program: Program) -> None:
-    """Check that a program matches its plan.
+    """Raise an error if a program no longer matches its plan.
 
     Raises
     ------
@@ -166,7 +166,7 @@ def _operator_difference(
 
 
 def _name(op: Operator | None) -> str:
-    """Return the name of an operator for messages: its type and its parameter."""
+    """Return an operator's name for messages: its type and its parameter."""
     if op is None:
         return "no operator"
     about = op.attrs.get("op_role_var")
@@ -174,7 +174,7 @@ def _name(op: Operator | None) -> str:
 
 
 def trainer_plan(program: Program) -> TrainerPlan:
-    """Return the plan of the trainer that runs a transpiled program.
+    """Return the plan of the trainer for which a program was transpiled.
 
     Parameters
     ----------
@@ -193,7 +193,7 @@ def trainer_plan(program: Program) -> TrainerPlan:
 
 
 def server_plan(program: Program) -> ServerPlan:
-    """Return the plan of the parameter server that runs a transpiled program.
+    """Return the plan of the parameter server for which a program was transpiled.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Scopes: the values of persistable variables, by name.
+"""Scopes, which hold the values of persistable variables by name.
 
 Programs in one process that have a variable of the same name share its value, for example a training program
 and its clone for tests. The parameters of a training program are those of its PyTorch module.
@@ -17,7 +17,7 @@ __all__ = ["Scope", "ScopeTensor", "ScopeVariable", "global_scope", "scope_guard
 
 
 class Scope:
-    """The values of persistable variables.
+    """A mapping of variable names to the values of persistable variables.
 
     Attributes
     ----------
@@ -36,7 +36,7 @@ class Scope:
         self.look_ups: dict[str, Callable[..., Tensor]] = {}
 
     def find_var(self, name: str) -> "ScopeVariable | None":
-        """Return a variable that has a value, or None if there is none of this name.
+        """Return a variable, or None if it has no value.
 
         Parameters
         ----------
@@ -45,7 +45,7 @@ class Scope:
         return ScopeVariable(self, name) if name in self.values else None
 
     def var(self, name: str) -> "ScopeVariable":
-        """Return a variable, which may not have a value yet.
+        """Return a variable, even if it has no value yet.
 
         Parameters
         ----------
@@ -54,7 +54,7 @@ class Scope:
         return ScopeVariable(self, name)
 
     def set(self, name: str, value: Tensor) -> None:
-        """Set the value of a variable, in place if the current value has the same shape.
+        """Set a variable's value, in place if the shape is unchanged.
 
         Parameters
         ----------
@@ -77,12 +77,12 @@ class ScopeVariable:
         self._scope, self._name = scope, name
 
     def get_tensor(self) -> "ScopeTensor":
-        """Return the variable's value, which can be read and set."""
+        """Return the variable's value as a tensor that can be read and set."""
         return ScopeTensor(self._scope, self._name)
 
 
 class ScopeTensor:
-    """The value of a variable. ``numpy.array(tensor)`` copies it."""
+    """The value of a variable in a scope; ``numpy.array(tensor)`` copies it."""
 
     def __init__(self, scope: Scope, name: str) -> None:
         self._scope, self._name = scope, name
@@ -100,7 +100,7 @@ class ScopeTensor:
         self._scope.set(self._name, torch.as_tensor(np.array(array)))
 
     def shape(self) -> list[int]:
-        """Return the shape."""
+        """Return the shape of the value."""
         return list(self._scope.values[self._name].shape)
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
@@ -113,7 +113,7 @@ _scope = Scope()
 
 
 def global_scope() -> Scope:
-    """Return the scope that programs run in.
+    """Return the scope in which programs run.
 
     Notes
     -----
@@ -124,7 +124,7 @@ def global_scope() -> Scope:
 
 @contextmanager
 def scope_guard(scope: Scope) -> Iterator[None]:
-    """Run programs in a different scope within the ``with`` block.
+    """Run the programs in the ``with`` block in a different scope.
 
     Parameters
     ----------

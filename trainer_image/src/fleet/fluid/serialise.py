@@ -1,4 +1,4 @@
-"""Conversion of programs, without their PyTorch objects, to JSON and back: operators and plans.
+"""Converts programs, without their PyTorch objects, to JSON and back: operators and plans.
 
 The text is an object with the format's name, its version, the program and its startup program, if there is
 one. Each program includes the plan that it shows. Numbers are preserved exactly. Text that is not exactly a
@@ -67,7 +67,7 @@ def write_program(program: ProgramData) -> str:
 
 
 def read_program(text: str, make: Callable[[], Built]) -> Built:
-    """Build a program from JSON text.
+    """Build a program from the output of `write_program`.
 
     Parameters
     ----------
@@ -201,7 +201,7 @@ def _names(where: str, found: object) -> tuple[str, ...]:
 
 
 def _fields(where: str, found: object, expected: Mapping[str, type]) -> dict[str, Any]:
-    """Return the fields of a JSON object; refuse an object with missing or unexpected fields."""
+    """Return the fields of a JSON object; raise an error for missing or unexpected fields."""
     if not isinstance(found, dict):
         refuse(where, found, f"an object with {_listed(expected)}")
     if missing := expected.keys() - found.keys():

@@ -1,4 +1,4 @@
-"""The operators of a training step in one process and of its startup program.
+"""The operators of single-process training: a step, and its startup program.
 
 The model's forward and backward passes are two opaque operators. They are followed by one operator per
 trainable parameter that produces its gradient. The last created parameter comes first, which is about the
@@ -24,7 +24,7 @@ LOOK_UP_TYPE: Final = "lookup_table"
 
 @dataclass(frozen=True)
 class _Form:
-    """The representation of an optimizer in Paddle's programs.
+    """The representation of a PyTorch optimizer in Paddle's programs.
 
     Attributes
     ----------
@@ -78,7 +78,7 @@ def _form_of(group: GroupSpec) -> _Form:
 
 
 def append_step(block: Block, spec: TrainingSpec) -> None:
-    """Append the operators of a training step to an empty block."""
+    """Append a training step's operators to an empty block."""
     for name in spec.feeds:
         block.create_var(Variable(name, (-1,), "any", is_data=True))
     for parameter in spec.parameters:
@@ -99,7 +99,7 @@ def append_step(block: Block, spec: TrainingSpec) -> None:
 
 
 def append_startup(block: Block, variables: Iterable[Variable]) -> None:
-    """Append the operators that create the persistable variables of a step to an empty block.
+    """Append the operators that create a step's persistable variables to an empty block.
 
     Parameters start with the module's values, and optimizer state with the initial values of torch.optim.
     """
@@ -115,7 +115,7 @@ def append_startup(block: Block, variables: Iterable[Variable]) -> None:
 
 
 def _append_look_up(block: Block, table: TableSpec) -> None:
-    """Append the operator that looks up rows, before the model's operators."""
+    """Append the look-up of a table's rows before the model's operators."""
     rows = f"{table.name}@ROWS"
     for name in (table.name, rows, f"{table.name}@GRAD"):
         block.create_var(Variable(name, (table.num_embeddings, table.dimension)))
@@ -129,7 +129,7 @@ def _append_look_up(block: Block, table: TableSpec) -> None:
 
 
 def _append_row_gradients(block: Block, table: TableSpec) -> None:
-    """Append the operator that computes the gradients of looked-up rows."""
+    """Append the operator that computes the gradients of a table's rows."""
     grad = f"{table.name}@GRAD"
     attrs: Mapping[str, Attribute] = {
         "is_distributed": not table.own,
@@ -189,7 +189,7 @@ def _append_optimizer(
 
 
 def _clipping(clip: GradClip) -> tuple[str, dict[str, Attribute]]:
-    """Return the type and attributes of the clipping operator, with Paddle's names."""
+    """Return the clipping operator's type and its attributes, with Paddle's names."""
     if isinstance(clip, ClipGradByValue):
         return "clip", {"min": clip.low, "max": clip.max}
     kind = "clip_by_norm" if isinstance(clip, ClipGradByNorm) else "clip_by_global_norm"
@@ -197,7 +197,7 @@ def _clipping(clip: GradClip) -> tuple[str, dict[str, Attribute]]:
 
 
 def _options(group: GroupSpec, form: _Form) -> dict[str, Attribute]:
-    """Return the options of a param group as attributes, with Paddle's names where they exist."""
+    """Return a param group's options as attributes, with Paddle's names where they exist."""
     attrs: dict[str, Attribute] = {"hyper_parameters": list(group.options)}
     for name, value in group.options.items():
         names = form.attributes.get(name, (name,))

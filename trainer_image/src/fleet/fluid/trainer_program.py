@@ -1,4 +1,4 @@
-"""The programs of a trainer: its computation, surrounded by sends, barriers and receives."""
+"""The program of a trainer: its computation, with the sends, barriers and receives around it."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ _DIST = int(OpRole.DIST)
 
 
 def trainer_program(plan: JobPlan, trainer_id: int, *, wait_port: bool = True) -> Program:
-    """Return the program that trainer `trainer_id` runs in each step.
+    """Return the program that the trainer with index `trainer_id` runs in each step.
 
     Each gradient is sent right after the operator that produces it, so that communication overlaps with the
     rest of the backward pass. The optimize operators and their state are removed, because the servers step.
@@ -53,14 +53,14 @@ def trainer_program(plan: JobPlan, trainer_id: int, *, wait_port: bool = True) -
 
 
 def append_exchange(block: Block, plan: JobPlan, trainer_id: int) -> None:
-    """Append GEO's sends of changes after the updates, and receives of the servers' values."""
+    """Append GEO's sends of changes after the updates, followed by receives of values."""
     for blocks in plan.by_param.values():
         _append_push(block, blocks, plan, trainer_id)
     _append_receives(block, plan, trainer_id)
 
 
 def trainer_startup(plan: JobPlan, trainer_id: int, *, wait_port: bool = True) -> Program:
-    """Return a trainer's startup program: it creates initial values, then receives the servers' values.
+    """Return a trainer's startup program, which initializes variables and receives the servers' values.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ def trainer_startup(plan: JobPlan, trainer_id: int, *, wait_port: bool = True) -
 
 
 def trainer_attributes(plan: JobPlan, trainer_id: int, *, wait_port: bool) -> dict[str, Attribute]:
-    """Return the facts about the job that a trainer's program records."""
+    """Return the job settings that a trainer's program records as attributes."""
     return {
         "role": "trainer",
         "trainer_id": trainer_id,
@@ -102,13 +102,13 @@ def _drop_unused_variables(block: Block) -> None:
 
 
 def sent_name(plan: JobPlan, block: PlannedBlock, trainer_id: int) -> str:
-    """Return the name under which a trainer sends its gradient of a block."""
+    """Return the name under which a trainer sends the gradient of a block."""
     suffixed = plan.mode is DistributedMode.SYNC and plan.trainers > 1
     return f"{block.grad}.trainer_{trainer_id}" if suffixed else block.grad
 
 
 def _insert_sends(block: Block, plan: JobPlan, trainer_id: int) -> None:
-    """Insert the split and send of each gradient right after the operator that produces it."""
+    """Insert the split and send of each gradient after the operator that computes it."""
     block.rename_vars(
         {
             f"{name}@GRAD": sent_name(plan, blocks[0], trainer_id)
@@ -141,7 +141,7 @@ def _append_send(block: Block, blocks: tuple[PlannedBlock, ...], plan: JobPlan, 
 
 
 def _append_push(block: Block, blocks: tuple[PlannedBlock, ...], plan: JobPlan, trainer_id: int) -> None:
-    """Append the send of a parameter's change in GEO mode; the sender slices the change."""
+    """Append the send of a parameter's change in GEO mode; the send operator slices the change."""
     attrs = _carried(blocks, trainer_id) | {
         "sections": _sections(blocks),
         "send_varnames": [piece.grad for piece in blocks],
@@ -155,7 +155,7 @@ def _sections(blocks: tuple[PlannedBlock, ...]) -> list[Attribute]:
 
 
 def _carried(blocks: tuple[PlannedBlock, ...], trainer_id: int) -> dict[str, Attribute]:
-    """Return the attributes of an operator that sends or receives a parameter's blocks."""
+    """Return the attributes of an operator that sends or receives blocks of a parameter."""
     return {
         "epmap": [piece.endpoint for piece in blocks],
         "trainer_id": trainer_id,
@@ -178,7 +178,7 @@ def _append_barrier(
 
 
 def _append_receives(block: Block, plan: JobPlan, trainer_id: int, *, barrier: bool = False) -> None:
-    """Append the operators that fetch the servers' values: receives, a barrier, and concatenations."""
+    """Append the operators that fetch values from servers: receives, a barrier and concatenations."""
     by_param = plan.by_param
     for blocks in by_param.values():
         for piece in blocks if blocks[0].sliced else ():
@@ -199,7 +199,7 @@ def _append_receives(block: Block, plan: JobPlan, trainer_id: int, *, barrier: b
 
 
 def _show_tables(block: Block, plan: JobPlan, trainer_id: int) -> None:
-    """Replace look-ups with fetches from the servers, and append sends of row gradients."""
+    """Replace look-ups with fetches from servers, and append sends of row gradients."""
     own = {table.name for table in plan.spec.tables if table.own}
     captured, block.ops[:] = list(block.ops), []
     for op in captured:
@@ -228,7 +228,7 @@ def _append_look_up(block: Block, table: str, rows: str, endpoints: Sequence[str
 def _append_row_send(
     block: Block, table: str, endpoints: Sequence[str], trainer_id: int, *, own: bool
 ) -> None:
-    """Append the send of a table's gradient, and the receive of rows that the trainer also stores."""
+    """Append the send of a table's gradient, and a receive of rows that the trainer also holds."""
     parts = [f"{table}@GRAD.{server}" for server in range(len(endpoints))]
     for name in parts:
         block.create_var(Variable(name, (-1,), "any"))

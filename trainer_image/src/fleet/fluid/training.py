@@ -1,4 +1,4 @@
-"""What `minimize` records about how to train a built program, from which its PyTorch objects are created."""
+"""The record that `minimize` keeps of a program's training, used to create its PyTorch objects."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ __all__ = ["Trained", "Training"]
 
 @dataclass(frozen=True)
 class Trained:
-    """A parameter that is trained.
+    """A trained parameter with its gradient and learning rate.
 
     Attributes
     ----------
@@ -37,7 +37,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Training:
-    """The training of a built program.
+    """The record of a built program's training.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""The distribute transpiler, which converts one program to the programs of all replicas of a job."""
+"""The distribute transpiler, which converts one program to the programs of all replicas."""
 
 import warnings
 from collections.abc import Iterable
@@ -72,7 +72,7 @@ class DistributeTranspiler:
         startup_program: Program | None = None,
         current_endpoint: str = _ENDPOINT,
     ) -> None:
-        """Plan the job, so that the `get_` methods can return the programs of the replicas.
+        """Plan the job; afterwards, the `get_` methods return the programs of the replicas.
 
         Parameters
         ----------
@@ -172,7 +172,7 @@ class DistributeTranspiler:
         return self._trainer_program
 
     def get_pserver_program(self, endpoint: str) -> Program:
-        """Return the program that the parameter server at `endpoint` runs.
+        """Return the main program of the parameter server at `endpoint`.
 
         Parameters
         ----------
@@ -192,7 +192,7 @@ class DistributeTranspiler:
         return self.get_pserver_programs(endpoint)[0]
 
     def get_pserver_programs(self, endpoint: str) -> tuple[Program, Program]:
-        """Return the results of `get_pserver_program` and `get_startup_program` for one endpoint.
+        """Return the main and the startup program of the server at `endpoint`.
 
         Parameters
         ----------
@@ -222,7 +222,7 @@ class DistributeTranspiler:
         pserver_program: Program | None = None,
         startup_program: Program | None = None,
     ) -> Program:
-        """Return the program that creates the variables of the parameter server at `endpoint`.
+        """Return the startup program of the server at `endpoint`.
 
         Parameters
         ----------
@@ -264,7 +264,7 @@ class DistributeTranspiler:
 
     @property
     def plan(self) -> JobPlan | CollectivePlan:
-        """The job's plan.
+        """The plan of the job.
 
         Raises
         ------
@@ -276,7 +276,7 @@ class DistributeTranspiler:
         return self._plan
 
     def _bound(self, main: Program, startup: Program, sync_mode: bool) -> Program:
-        """Return a copy of a built program, bound to the PyTorch module, optimizer and plan that train it."""
+        """Return a copy of a built program, bound to the PyTorch objects that train it."""
         from fleet.fluid.module import bind  # imported here, because captured programs need no torch
         from fleet.fluid.scope import global_scope
 
@@ -314,7 +314,7 @@ class DistributeTranspiler:
 def _for_servers(
     mode: object, sync_mode: bool, pservers: str | Iterable[str]
 ) -> list[tuple[str, object, object]]:
-    """Return the arguments that only servers use, each with its option's name, value and default."""
+    """Return the arguments that concern only servers, each with its option's name, value and default."""
     return [
         ("DistributeTranspiler.mode", mode, None),
         ("transpile.sync_mode", sync_mode, True),
@@ -343,7 +343,7 @@ def _refuse_transpiled(main: Program, startup: Program) -> None:
 
 
 def _checked_servers(pservers: str | Iterable[str]) -> list[str]:
-    """Return the servers' endpoints; raise TranspileError if one is malformed or duplicated."""
+    """Return the servers' endpoints; raise TranspileError for a malformed or duplicate one."""
     endpoints = split_endpoints(pservers)
     if (problem := endpoints_problem(endpoints)) is not None:
         raise TranspileError(
@@ -353,7 +353,7 @@ def _checked_servers(pservers: str | Iterable[str]) -> list[str]:
 
 
 def _spec_of(main: Program, startup: Program) -> TrainingSpec:
-    """Return the specification of a captured program; refuse a transpiled or edited program."""
+    """Return the specification of a captured program; reject a transpiled or edited one."""
     _refuse_transpiled(main, startup)
     if not isinstance(main.plan, TrainingSpec):
         raise TranspileError(

@@ -1,4 +1,4 @@
-"""Names for variables that the script does not name, from one counter per kind of layer."""
+"""Default names of variables, from one counter per kind of layer."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ _prefix = ""
 
 
 def generate(key: str) -> str:
-    """Return ``key_0``, ``key_1`` and so on, prefixed with the prefix of the innermost `guard`.
+    """Return ``key_0``, ``key_1`` and so on, preceded by the prefix of the innermost `guard`.
 
     Parameters
     ----------
@@ -28,7 +28,7 @@ def generate(key: str) -> str:
 
 
 def switch() -> None:
-    """Reset all counters to 0."""
+    """Restart all counters from 0."""
     _counters.clear()
 
 

@@ -1,4 +1,4 @@
-"""The jobs of a cluster according to its API server: status, conditions, events, pods and logs."""
+"""The jobs of a cluster, from its API server: status, conditions, events, pods and logs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ REFUSED_SECONDS = 60.0
 
 @dataclass(slots=True, eq=False)
 class _Curves:
-    """The curves of a job, from its status, its trainers' termination messages and trainer 0's history."""
+    """The curves of a job, from its status, termination messages and trainer 0's history."""
 
     series: Series = field(default_factory=Series)
     step: int = 0  # that of the last status
@@ -63,14 +63,14 @@ class _Curves:
     problem: str | None = None  # why it could not be read
 
     def add_status(self, step: int, loss: float) -> None:
-        """Add what the status shows."""
+        """Add the latest values in the job's status."""
         if step < self.step:  # the job was restarted
             self.series.drop(FIRST_TRAINER, step)
         self.step = step
         self.series.add(FIRST_TRAINER, step, {"loss": loss})
 
     def add_report(self, pod: Mapping[str, Any], progress: Progress | None) -> None:
-        """Add what a pod has reported: its history, and its last values."""
+        """Add the history and the latest values that a pod has reported."""
         if progress is None or progress.step is None:
             return
         replica, uid = replica_of(pod), pod["metadata"]["uid"]
@@ -83,7 +83,7 @@ class _Curves:
 
 
 class ClusterJobs:
-    """The jobs of a cluster; connects at the first request.
+    """The jobs of a cluster; connects to the cluster at the first request.
 
     Parameters
     ----------
@@ -106,7 +106,7 @@ class ClusterJobs:
         await self._stack.aclose()
 
     async def rows(self) -> tuple[str, list[Document]]:
-        """Return the cluster's name for the page, and a row for each job.
+        """Return the cluster's display name, and a table row for each job.
 
         Raises
         ------
@@ -122,7 +122,7 @@ class ClusterJobs:
         return f"{session.server}, {where}", sorted(rows, key=lambda row: row["started"] or "", reverse=True)
 
     async def detail(self, namespace: str, name: str) -> Document:
-        """Return all data about a job except its logs.
+        """Return all data of a job except its logs.
 
         Raises
         ------
@@ -155,7 +155,7 @@ class ClusterJobs:
         }
 
     async def log(self, namespace: str, job: str, replica: str, cursor: str) -> Document:
-        """Return the lines of a replica's log after a cursor, and the next cursor.
+        """Return the lines of a replica's log from a cursor on, and the next cursor.
 
         Parameters
         ----------
@@ -234,10 +234,10 @@ class ClusterJobs:
 
 
 async def _read_history(session: Session, pod: Mapping[str, Any], curves: _Curves) -> None:
-    """Add the history of a running trainer, as its own server has it, if it is due.
+    """Request a running trainer's history if a request is due, and add it to the curves.
 
-    The request goes through the API server, so that it needs no route to the pod, but the permission to
-    ``get`` ``pods/proxy``.
+    The request goes through the API server, so it needs no network route to the pod, but requires the
+    permission to ``get`` ``pods/proxy``.
     """
     now = asyncio.get_running_loop().time()
     if (pod.get("status") or {}).get("phase") != PodPhase.RUNNING:

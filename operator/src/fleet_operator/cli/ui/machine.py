@@ -1,4 +1,4 @@
-"""The runs on this machine, according to their records and logs."""
+"""The runs on this machine, from their records and logs."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class LocalRuns:
         self._reading = threading.Lock()  # requests run in threads, and two pages may show the same run
 
     def rows(self) -> list[Document]:
-        """Return a row for each run, latest first."""
+        """Return a table row for each run, latest first."""
         records = ((name, folder, self._record(name, folder)) for name, folder in self._found().items())
         rows = [self._row(name, folder, record) for name, folder, record in records if record is not None]
         return sorted(rows, key=lambda row: row["started"] or "", reverse=True)
 
     def detail(self, name: str) -> Document | None:
-        """Return all data about a run except its logs, or None if there is no such run."""
+        """Return all data of a run except its logs, or None if the run does not exist."""
         folder = self._found().get(name)
         record = None if folder is None else self._record(name, folder)
         if folder is None or record is None:
@@ -67,7 +67,7 @@ class LocalRuns:
         }
 
     def log(self, name: str, replica: str, cursor: str) -> Document | None:
-        """Return a log's lines after a cursor, and the next cursor; None if there is no such log.
+        """Return the lines of a log from a cursor on, and the next cursor; None if the log does not exist.
 
         Parameters
         ----------
@@ -148,7 +148,7 @@ class LocalRuns:
 
 
 class Points:
-    """The curves in a file of points, which is read incrementally."""
+    """The curves in a points file, which is read incrementally."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -156,7 +156,7 @@ class Points:
         self.series = Series()
 
     def read(self) -> None:
-        """Read the new points in the file."""
+        """Read the points that were added to the file."""
         try:
             with self._path.open("rb") as file:
                 file.seek(0, 2)
@@ -179,7 +179,7 @@ class Points:
 
 
 def _log_folders(folder: Path) -> Iterator[Path]:
-    """Yield a folder that has a record, or else its entries that have one."""
+    """Yield the folder itself if it has a record, else its subfolders that have one."""
     if (folder / RECORD).is_file():
         yield folder
         return

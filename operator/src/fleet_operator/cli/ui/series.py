@@ -1,4 +1,4 @@
-"""The curves of a job by metric and replica, as pure data."""
+"""The curves of a job by metric and replica, as plain data."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ SHOWN_POINTS = 1000
 
 
 class Series:
-    """The curves of a job: points by increasing step for each metric and replica."""
+    """The curves of a job: points in step order for each metric and replica."""
 
     def __init__(self) -> None:
         self._curves: dict[str, dict[str, list[Point]]] = {}
 
     def add(self, replica: str, step: int, values: Mapping[str, float]) -> None:
-        """Add the values of a step; ignore curves that are already past the step."""
+        """Add the values of a step; ignore curves that already extend past the step."""
         for metric, value in values.items():
             curve = self._curves.setdefault(metric, {}).setdefault(replica, [])
             if not curve or curve[-1][0] < step:
                 curve.append((step, value))
 
     def drop(self, replica: str, step: int) -> None:
-        """Drop a replica's points from a step on, because the replica was restarted."""
+        """Drop a replica's points from a step on, because a restarted replica repeats them."""
         for curves in self._curves.values():
             if (curve := curves.get(replica)) is not None:
                 del curve[bisect_left(curve, step, key=lambda point: point[0]) :]
@@ -42,7 +42,7 @@ class Series:
 
 
 def thin(curve: Sequence[Point], count: int) -> Sequence[Point]:
-    """Return at most `count` points of a curve, including the minimum and maximum of each part.
+    """Return at most `count` points of a curve, keeping the minimum and maximum of each section.
 
     Parameters
     ----------

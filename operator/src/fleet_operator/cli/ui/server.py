@@ -1,8 +1,8 @@
-"""The read-only server of ``fleetjob ui``, which answers only this machine's user.
+"""The read-only HTTP server of ``fleetjob ui``, which accepts requests only from its own user.
 
 It listens on 127.0.0.1. Another user of the machine can connect there too, so every request needs the token
-that the command prints. A page of another site cannot ask under a name of its own that resolves to 127.0.0.1,
-because the Host header must be ours (DNS rebinding).
+that the command prints. The Host header must be ours, so that a page of another site cannot send requests
+under a host name that resolves to 127.0.0.1 (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ HEADERS = {
 
 
 class PortError(OperatorError):
-    """A port cannot be used."""
+    """The server cannot listen on the requested port."""
 
 
 class UiServer:
@@ -80,7 +80,7 @@ class UiServer:
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
 
     async def start(self, port: int) -> str:
-        """Listen on a port (0 selects a free one); return the page's address, including the token.
+        """Listen on a port (0 selects a free one); return the page's URL, including the token.
 
         Raises
         ------
@@ -111,7 +111,7 @@ class UiServer:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Refuse other users' requests, and add headers to every answer."""
+        """Reject other users' requests, and add security headers to every response."""
         given = request.query.get("token") or request.cookies.get(self._cookie, "")
         answer: web.StreamResponse
         if request.host not in (f"{HOST}:{self._port}", f"localhost:{self._port}"):
@@ -181,7 +181,7 @@ def _found(document: dict[str, Any] | None) -> web.Response:
 
 
 async def serve(server: UiServer, port: int, say: Callable[[str], None]) -> None:
-    """Serve until cancelled."""
+    """Serve the page until cancelled."""
     try:
         say(f"fleetjob ui: {await server.start(port)}  (Ctrl-C ends it)")
         await asyncio.Event().wait()

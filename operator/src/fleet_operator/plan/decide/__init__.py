@@ -1,1 +1,1 @@
-"""Policies as functions of the observed state, one module for each."""
+"""Policies as functions of the observed state, one module per policy."""

@@ -1,4 +1,4 @@
-"""The objects to create now: the Service, additional objects, and pods that need not wait.
+"""Decides which objects to create now: the Service, additional objects and pods.
 
 Additional objects (claims, policies, budgets, PodGroups) are created before the pods, and deleted when they
 are no longer needed. If the job or the operator's settings now require a different object, it is deleted and
@@ -32,7 +32,7 @@ _KEPT = "PersistentVolumeClaim"
 
 @dataclass(frozen=True, slots=True)
 class Creation:
-    """The replicas whose pods may be created now, and why others must wait."""
+    """The replicas whose pods may be created now, and the reasons why others must wait."""
 
     due: tuple[Replica, ...]
     backed_off: tuple[Replica, ...]
@@ -40,7 +40,7 @@ class Creation:
 
 
 def creation_of(context: Context) -> Creation:
-    """Return the missing replicas whose pods may be created now."""
+    """Return which missing replicas' pods may be created now."""
     job = context.job
     if is_pausing(context) or context.ledger.deactivated is not None:
         return Creation((), context.replicas.missing, gated=False)
@@ -66,7 +66,7 @@ def creation_of(context: Context) -> Creation:
 
 
 def create_actions(context: Context, due: Sequence[Replica]) -> tuple[Action, ...]:
-    """Return the actions that create the Service, the additional objects and the due pods, in this order."""
+    """Return the actions that create the Service, the additional objects and the pods, in that order."""
     needs_service = context.may_create and not context.observed.service
     service = (CreateService(build_service(context.job)),) if needs_service else ()
     extras = ensure(context.extras, context.observed) if context.may_create else ()
@@ -74,7 +74,7 @@ def create_actions(context: Context, due: Sequence[Replica]) -> tuple[Action, ..
 
 
 def _pods(context: Context, due: Sequence[Replica]) -> list[CreatePod]:
-    """Return the actions that create the due replicas' pods."""
+    """Return the actions that create pods for replicas that need not wait."""
     ledger, replicas = context.ledger, context.replicas
     key, is_new = context.key
     peers = Peers(context.job, context.hosts, context.assigned_ports)
@@ -104,7 +104,7 @@ def _pods(context: Context, due: Sequence[Replica]) -> list[CreatePod]:
 
 
 def may_start_trainers(order: StartupOrder, *, gang: bool, servers: int, up: int) -> bool:
-    """Return whether trainers may be created, given that `up` servers are ready or have completed.
+    """Return whether trainers may be created when `up` servers are ready or have completed.
 
     A gang schedules all pods or none, so all of its pods must exist. A job without parameter servers never
     waits. Only new trainers wait: running ones are not affected when a server is not ready.
@@ -113,7 +113,7 @@ def may_start_trainers(order: StartupOrder, *, gang: bool, servers: int, up: int
 
 
 def ensure(extras: Iterable[Extra], observed: Observed) -> tuple[EnsureObject | DeleteObject, ...]:
-    """Return the actions that create missing objects and replace outdated ones."""
+    """Return the actions that create missing additional objects and replace outdated ones."""
     actions: list[EnsureObject | DeleteObject] = []
     for extra in extras:
         ref = ObjectRef.of(extra.manifest)
@@ -128,6 +128,6 @@ def ensure(extras: Iterable[Extra], observed: Observed) -> tuple[EnsureObject | 
 
 
 def remove(wanted: Iterable[Extra], observed: Observed) -> tuple[DeleteObject, ...]:
-    """Return the actions that delete unneeded objects, except claims, which contain data."""
+    """Return the actions that delete unneeded objects, except claims, because claims contain data."""
     kept = {ObjectRef.of(extra.manifest) for extra in wanted}
     return tuple(DeleteObject(ref) for ref in sorted(observed.objects.keys() - kept) if ref.kind != _KEPT)

@@ -1,4 +1,4 @@
-"""The pods to delete, and the terminating pods to force-delete.
+"""Decides which pods to delete, and which terminating pods to force-delete.
 
 The name of a pod is taken until the pod is gone, and some pods never end by themselves. Only a pod that
 cannot run any more is removed without its node's confirmation: one on a lost node, or one whose containers
@@ -31,7 +31,7 @@ NODE_PATIENCE = timedelta(minutes=1)
 def deletions(
     context: Context, pods: Iterable[ObservedPod]
 ) -> tuple[tuple[Action, ...], list[datetime | None]]:
-    """Return the actions that delete pods, and when to check the terminating pods again.
+    """Return the actions that delete pods, and the time at which to recheck terminating pods.
 
     An overdue pod that cannot run any more is deleted immediately, needed or not, because its name is
     required. The same holds for a pod of a deleted job of this name, which no other controller handles.
@@ -51,7 +51,7 @@ def deletions(
 
 
 def _deletion(context: Context, pod: ObservedPod) -> DeletePod:
-    """Return the action that deletes a pod: in any state if its attempt is outdated, else if unchanged.
+    """Return the action that deletes a pod: unconditionally if its attempt is outdated, else if unchanged.
 
     A changed pod may have ended meanwhile, and its end must be observed first.
     """
@@ -60,7 +60,7 @@ def _deletion(context: Context, pod: ObservedPod) -> DeletePod:
 
 
 def given_up_at(grace_ends: datetime, node_lost: datetime | None = None) -> datetime:
-    """Return when a terminating pod that can no longer run becomes overdue.
+    """Return the time from which a terminating pod that can no longer run is overdue.
 
     A kubelet kills the pod at the end of the grace period. If it has not confirmed that half a minute later,
     it is gone, disconnected or slow. A lost node does not observe the grace period.
@@ -77,7 +77,7 @@ def given_up_at(grace_ends: datetime, node_lost: datetime | None = None) -> date
 
 
 def may_be_forced(pod: ObservedPod) -> bool:
-    """Return whether an overdue pod may be deleted without its node's confirmation."""
+    """Return whether an overdue pod may be deleted without confirmation from its node."""
     return is_on_lost_node(pod) or pod.phase in (PodPhase.SUCCEEDED, PodPhase.FAILED)
 
 
@@ -96,7 +96,7 @@ def stuck_pods(pods: Iterable[ObservedPod], now: datetime) -> list[str]:
 
 
 def how_to_force(pods: Iterable[ObservedPod], namespace: str, now: datetime) -> str | None:
-    """Return advice on deleting stuck pods, or None if there are none."""
+    """Return advice on deleting stuck pods, or None if no pod is stuck."""
     stuck = stuck_pods(pods, now)
     if not stuck:
         return None

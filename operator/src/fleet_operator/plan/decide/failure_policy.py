@@ -1,4 +1,4 @@
-"""failurePolicy: the reaction to failures observed together, and the pause before a restart.
+"""failurePolicy: the reaction to a set of failures, and the pause before a restart.
 
 The first rule of failurePolicy.rules that matches a failure decides about it. The pause before a restart is a
 second after a disruption or a first failure, and a minute after many failures. It grows with consecutive
@@ -49,7 +49,7 @@ _SAME = {RuleAction(each): each for each in FailureAction}
 
 
 class FailReason(StrEnum):
-    """The reason for which a job failed."""
+    """The reason why a job failed."""
 
     BACKOFF_LIMIT_EXCEEDED = "BackoffLimitExceeded"
     BAD_CONFIGURATION = "BadConfiguration"
@@ -74,7 +74,7 @@ class FailJob:
 
 @dataclass(frozen=True, slots=True)
 class RestartJob:
-    """The verdict that all replicas are restarted."""
+    """The verdict that all replicas must restart."""
 
     counted: int
     cause: Failure
@@ -83,7 +83,7 @@ class RestartJob:
 
 @dataclass(frozen=True, slots=True)
 class RestartReplicas:
-    """The verdict that the failed replicas are restarted while the others continue."""
+    """The verdict that the failed replicas must restart while the others continue."""
 
     counted: int
     cause: Failure
@@ -122,7 +122,7 @@ def judge(
     together: bool,
     group: bool = False,
 ) -> Verdict:
-    """Return the verdict on failures.
+    """Return the verdict on the observed failures.
 
     Parameters
     ----------
@@ -175,7 +175,7 @@ def judge(
 
 
 def _answer(action: FailureAction, rules: Sequence[FailureRule], failure: Failure) -> Answer:
-    """Return the reaction to a failure, determined by a rule, by its kind or by the policy."""
+    """Return the reaction to one failure, from a matching rule, the kind of failure or the policy."""
     rule = first_match(rules, failure)
     counts = failure.counts
     if rule is not None:
@@ -193,7 +193,7 @@ def _answer(action: FailureAction, rules: Sequence[FailureRule], failure: Failur
 
 
 def _failed(answer: Answer, counted: int, own: tuple[Replica, ...]) -> FailJob:
-    """Return the verdict that the job has failed, and why it is not restarted."""
+    """Return the verdict that the job has failed, including why it is not restarted."""
     failure = answer.failure
     reason = _HOPELESS.get(failure.kind, FailReason.REPLICA_FAILED)
     if answer.rule is not None:
@@ -212,7 +212,7 @@ def _failed(answer: Answer, counted: int, own: tuple[Replica, ...]) -> FailJob:
 
 
 def first_match(rules: Sequence[FailureRule], failure: Failure) -> FailureRule | None:
-    """Return the first rule that matches a failure, or None.
+    """Return the first rule that a failure matches, or None.
 
     Exit codes are the main container's. Disruptions, configuration errors and scripts that cannot run have
     their own default reactions. A rule matches them only if it names their exit code, reason or message, and
@@ -236,7 +236,7 @@ def _matches(rule: FailureRule, failure: Failure) -> bool:
 
 
 def _occurs(pattern: str, message: str) -> bool:
-    """Return whether a line contains, in order, the parts of a pattern between its asterisks.
+    """Return whether a line of the message contains, in order, the parts of a pattern between asterisks.
 
     This takes linear time. A regular expression from a manifest could stop the operator for all jobs.
     """
@@ -253,7 +253,7 @@ def _occurs(pattern: str, message: str) -> bool:
 
 
 def is_counted_disruption(rules: Sequence[FailureRule], failure: Failure) -> bool:
-    """Return whether a failure is a disruption that no rule ignores."""
+    """Return whether a failure is a disruption that counts, because no rule ignores it."""
     if failure.kind is not Kind.DISRUPTION:
         return False
     rule = first_match(rules, failure)
@@ -261,7 +261,7 @@ def is_counted_disruption(rules: Sequence[FailureRule], failure: Failure) -> boo
 
 
 def bounded(verdict: Verdict, *, disruptions: int, limit: int | None) -> Verdict:
-    """Return the verdict on a disruption: the job fails if it has had more disruptions than allowed."""
+    """Return the verdict on a disruption; beyond the disruption limit, the job fails."""
     if limit is None or disruptions <= limit or isinstance(verdict, FailJob):
         return verdict
     sentence = (
@@ -273,7 +273,7 @@ def bounded(verdict: Verdict, *, disruptions: int, limit: int | None) -> Verdict
 
 
 def backoff(failures: int) -> timedelta:
-    """Return the pause after consecutive failures: 1 s, 2 s, 4 s and so on, up to a minute.
+    """Return the pause after a number of consecutive failures: 1 s, 2 s, 4 s and so on, up to a minute.
 
     Delays of training are expensive, and failures are rarely caused by an overloaded service. So the pause
     starts below the kubelet's 10 s. With the default backoffLimit of 6, all pauses still add up to a minute.
@@ -282,7 +282,7 @@ def backoff(failures: int) -> timedelta:
 
 
 def next_pause(failures: int, *, fails: bool, ran: timedelta | None) -> tuple[int, timedelta]:
-    """Return the number of consecutive failures, including a pod's end, and the pause before the next start.
+    """Return the updated number of consecutive failures, and the pause before the next start.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The failures of replicas: their kinds, and sentences about them."""
+"""Finds the failures of replicas, classifies them, and describes them in sentences."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ _DEACTIVATED = "The workload is deactivated"  # Kueue continues with the cause, 
 
 
 class Kind(Enum):
-    """The kind of a failure, which determines whether a retry is useful."""
+    """A kind of failure, which determines whether a retry can help."""
 
     ORDINARY = auto()  # retryable
     BAD_CONFIGURATION = auto()  # found before any work: a retry fails the same way
@@ -121,12 +121,12 @@ class Failure:
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code of the main container, if it ended."""
+        """The exit code of the main container, or None if it did not end."""
         return self.record.exit_code if self.by_main else None
 
     @property
     def prolongs_pause(self) -> bool:
-        """True if the failure prolongs the pause before the next start.
+        """True if the failure lengthens the pause before the next start.
 
         A pod that its node refuses would otherwise be created and refused repeatedly.
         """
@@ -135,24 +135,24 @@ class Failure:
 
     @property
     def unadmitted(self) -> bool:
-        """True if a node did not admit the pod, for example for lack of a device."""
+        """True if the pod's node did not admit it, for example because it lacked a device."""
         return UNADMITTED in self.reasons
 
     @property
     def by_peer(self) -> bool:
-        """True if the replica ended because a peer had failed or was silent."""
+        """True if the replica ended because a peer had failed or become silent."""
         return self.exit_code in (EXIT_STATE_LOST, EXIT_PEER_LOST)
 
     @property
     def event(self) -> str:
-        """The reason of the failure's event."""
+        """The reason in the Kubernetes event about the failure."""
         if VANISHED in self.reasons:
             return VANISHED
         return "ReplicaDisrupted" if self.kind is Kind.DISRUPTION else "ReplicaFailed"
 
 
 def find_failures(context: Context) -> tuple[Failure, ...]:
-    """Return the failures of the replicas' current pods in replica order.
+    """Return the failures of the replicas' current pods, ordered by replica.
 
     A pod on a silent node counts as lost immediately if its peers treat it as lost. Otherwise, they would
     wait for the pod again.
@@ -175,7 +175,7 @@ def find_failures(context: Context) -> tuple[Failure, ...]:
 
 
 def failure_events(failures: Sequence[Failure]) -> tuple[Event, ...]:
-    """Return the events about failures; failures beyond a limit share one event.
+    """Return the events about failures; beyond a limit, the rest share one event.
 
     All trainers of a collective job end together, and 1,000 events would delay its restart. Failures that are
     not consequences of others have events of their own first.
@@ -195,7 +195,7 @@ def failure_events(failures: Sequence[Failure]) -> tuple[Event, ...]:
 
 
 def loses_parameters(context: Context, failures: Sequence[Failure]) -> bool:
-    """Return whether a server's end destroyed parameters that trainers still need.
+    """Return whether the end of a server destroyed parameters that trainers still need.
 
     Each of these trainers would end with exit code 90 once it connected to the next server, so there is no
     need to wait for that. With a checkpoint, the next server continues from it, or reports that it cannot.
@@ -240,7 +240,7 @@ def _find_failure(context: Context, replica: Replica) -> Failure | None:
 
 
 def _gone(context: Context, replica: Replica) -> Failure:
-    """Return the failure of a replica whose pod was deleted or vanished without an observed end."""
+    """Return the failure of a replica whose pod is gone and whose end was not observed."""
     name = context.replicas.name_of(replica)
     reason, sentence, reasons = "Deleted", f"{name} was deleted", {"Deleted"}
     if replica not in context.replicas.departed:
@@ -257,7 +257,7 @@ def _lost(context: Context, replica: Replica, pod: ObservedPod) -> Failure:
 
 
 def _follows(context: Context, failure: Failure, disturbed: frozenset[Replica]) -> bool:
-    """Return whether a failure was caused by another that is a disruption or has been counted.
+    """Return whether a failure is a consequence of a disruption or of an already counted failure.
 
     A trainer that outlives its server ends with exit code 90 once it connects to the next one. A replica ends
     with 91 if its peer is evicted, or is on a silent node. In a collective job, all replicas end with the
@@ -275,7 +275,7 @@ def _follows(context: Context, failure: Failure, disturbed: frozenset[Replica]) 
 
 
 def _disturbed(context: Context) -> frozenset[Replica]:
-    """Return the replicas that were or are being evicted or deleted, or whose node is silent."""
+    """Return the replicas whose pods are being deleted or evicted or are gone, or whose node is silent."""
     pods = context.replicas.present.items()
     disturbed = {each for each, pod in pods if pod.disruption or pod.deleted_at or is_on_silent_node(pod)}
     vanished = (each for each in context.replicas.wanted if context.replicas.has_vanished(each))
@@ -283,7 +283,7 @@ def _disturbed(context: Context) -> frozenset[Replica]:
 
 
 def _is_of_the_last_incident(context: Context, failure: Failure) -> bool:
-    """Return whether a replica that lost a peer was running at the previous failure and ended soon after.
+    """Return whether a replica ended because it lost a peer in the previous incident.
 
     The replicas whose own failures belong to the incident are in the ledger, and are left out here.
     """
@@ -296,7 +296,7 @@ def _is_of_the_last_incident(context: Context, failure: Failure) -> bool:
 
 
 def _was_there(context: Context, replica: Replica) -> bool:
-    """Return whether a replica's pod was created before the last failed pod was replaced.
+    """Return whether a replica's pod is older than the pod that replaced the last failed one.
 
     Both times come from the API server. The time of the failure itself comes from the clock of a node, which
     may be off by some seconds. After a failure that restarted the whole job, no such pod is left.
@@ -317,7 +317,7 @@ def _outlived_a_server(context: Context, trainer: Replica) -> bool:
 
 
 def _kind(pod: ObservedPod, main: str, *, refused_again: bool) -> Kind:
-    """Return the kind of a failure; only the main container's exit codes have a defined meaning."""
+    """Return the kind of a failure; exit codes have a defined meaning only for the main container."""
     if _is_disrupted(pod, refused_again=refused_again):
         return Kind.DISRUPTION
     if pod.reason == EVICTED or pod.container not in (None, main):
@@ -328,7 +328,7 @@ def _kind(pod: ObservedPod, main: str, *, refused_again: bool) -> Kind:
 
 
 def _is_disrupted(pod: ObservedPod, *, refused_again: bool) -> bool:
-    """Return whether a pod was terminated from outside; otherwise an end by SIGTERM is a failure.
+    """Return whether something outside the pod ended it; an end by SIGTERM alone is a failure.
 
     A node that cannot provide a device may just have lost it, so its first refusal is a disruption. If the
     same replica is refused again, further pods will be refused, too.
@@ -337,10 +337,10 @@ def _is_disrupted(pod: ObservedPod, *, refused_again: bool) -> bool:
 
 
 def is_deactivated(context: Context) -> bool:
-    """Return whether the job's Workload was deactivated (``active: false``), so that Kueue stopped the job.
+    """Return whether Kueue stopped the job because its Workload was deactivated (``active: false``).
 
-    Kueue says so in the message of the pods' condition TerminationTarget. Where no pod is left to say it, the
-    Workload does, as long as it exists.
+    The message of the pods' condition TerminationTarget says so. If no pods are left, the Workload says so
+    while it exists.
     """
     if context.job.gang is not Gang.KUEUE:
         return False
@@ -351,7 +351,7 @@ def is_deactivated(context: Context) -> bool:
 
 
 def _ended_before_work(pod: ObservedPod) -> bool:
-    """Return whether a replica ended before it joined its job.
+    """Return whether a replica ended before joining its job.
 
     The termination message reports it. Without a runtime, a script that ends within a minute counts as not
     joined: argparse and shells exit with this code after wrong arguments, but other programs may use it for
@@ -366,7 +366,7 @@ def _ended_before_work(pod: ObservedPod) -> bool:
 
 
 def _gave_up_starting(context: Context, replica: Replica, pod: ObservedPod) -> bool:
-    """Return whether a replica that found no peers must have been waiting for peers that never ran."""
+    """Return whether a replica gave up because its peers had not started."""
     began = not_running_since(context.job.status)
     patience = timedelta(seconds=context.job.start_deadline_seconds)
     if pod.exit_code != EXIT_PEER_LOST or began is None or context.now >= began + patience:
@@ -375,7 +375,7 @@ def _gave_up_starting(context: Context, replica: Replica, pod: ObservedPod) -> b
 
 
 def _is_permanent(context: Context, replica: Replica, pod: ObservedPod) -> bool:
-    """Return whether a replica's script can never run.
+    """Return whether a replica's script can never run, so that retries are useless.
 
     On one machine, the first failure is conclusive. On a cluster, only a repetition is conclusive: a retry
     may run on another node, with another image of the same name, or with another file system.
@@ -390,7 +390,7 @@ def _is_permanent(context: Context, replica: Replica, pod: ObservedPod) -> bool:
 
 
 def _is_repeated_here(context: Context, replica: Replica, pod: ObservedPod) -> bool:
-    """Return whether a local replica failed before its first step with the same error as before.
+    """Return whether a local replica failed twice before its first step with the same error.
 
     Without a runtime that counts steps, a run of up to a minute counts as a run without steps.
     """
@@ -407,7 +407,7 @@ def _is_repeated_here(context: Context, replica: Replica, pod: ObservedPod) -> b
 
 
 def _ended_by_node(pod: ObservedPod) -> bool:
-    """Return whether a node ended or rejected the pod (for example with OutOfcpu)."""
+    """Return whether the node ended or rejected the pod, for example with OutOfcpu."""
     reason = pod.reason or ""
     return reason in _DISRUPTIVE or (pod.exit_code is None and reason.startswith(_OUT_OF))
 
@@ -425,7 +425,7 @@ def _tell(pod: ObservedPod, sentence: str, now: datetime) -> LastFailure:
 
 
 def failure_sentence(pod: ObservedPod, job: FleetJob, *, refused_again: bool = False) -> str:
-    """Return a sentence about a failed pod, for the status and for local runs.
+    """Return a sentence about a failed pod, used in statuses and by local runs.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Back-off under a quota: a job without a gang releases its pods if a quota refuses the others.
+"""Back-off under a quota: a job releases its pods if a quota refuses the rest of them.
 
 Two jobs that share a quota could each hold half of their pods and wait for each other forever. So if a quota
 refuses some pods of a job, the job releases its other pods, waits, and requests all of them again. The
@@ -34,7 +34,7 @@ LONGEST = timedelta(minutes=10)
 
 
 def with_quota(context: Context) -> Context:
-    """Record in the ledger when a quota began to refuse pods of a job that already has others.
+    """Record in the ledger since when a quota has been refusing some of a job's pods.
 
     The ledger must be that of the next status, because it determines which pods the job holds.
     """
@@ -50,7 +50,7 @@ def with_quota(context: Context) -> Context:
 
 
 def gives_back_at(context: Context) -> datetime | None:
-    """Return when a job releases its pods, or None if no quota refuses pods or the job has none."""
+    """Return when a job releases its pods; None if no quota refuses pods or the job has no pods."""
     known = context.ledger.quota
     if known is None or known.refused_since is None:
         return None
@@ -58,10 +58,10 @@ def gives_back_at(context: Context) -> datetime | None:
 
 
 def with_pods_given_back(context: Context) -> Context:
-    """Return the context after the job has released its pods, which then belong to an earlier life.
+    """Return the context after the job has released its pods, as after a restart.
 
-    Nothing was trained in that life. So a training run that began in an earlier life, before pods vanished
-    unobserved, is still the current training run.
+    Nothing was trained since the latest restart. A training run that began earlier, before pods vanished
+    unobserved, is therefore still the current one.
     """
     ledger = context.ledger
     times = ledger.quota.times if ledger.quota is not None else 0
@@ -72,7 +72,7 @@ def with_pods_given_back(context: Context) -> Context:
 
 
 def is_pausing(context: Context) -> bool:
-    """Return whether a job has released its pods and does not request them again yet."""
+    """Return whether a job has released its pods and is waiting before it requests them again."""
     quota = context.ledger.quota
     if quota is None or quota.not_before is None:
         return False
@@ -80,7 +80,7 @@ def is_pausing(context: Context) -> bool:
 
 
 def _has_had_all(context: Context) -> bool:
-    """Return whether the job has ever had enough pods to run in its current life."""
+    """Return whether the job has had enough pods to run since its latest restart."""
     replicas, ledger = context.replicas, context.ledger
     had = [
         each
@@ -95,7 +95,7 @@ def _has_had_all(context: Context) -> bool:
 
 
 def _may_give_back(context: Context) -> bool:
-    """Return whether a job has pods that cannot train without the missing ones.
+    """Return whether a job has pods that cannot train without its missing pods.
 
     Only Sync and mode Collective wait for every trainer. Otherwise the existing trainers train.
     """
@@ -110,10 +110,11 @@ def _may_give_back(context: Context) -> bool:
 
 
 def _share(context: Context) -> float:
-    """Return a number from 0 to 1 that depends on the job and its life.
+    """Return a pseudo-random number from 0 to 1 that changes with each restart of a job.
 
-    It is a cryptographic hash. The CRC-32 checksums of two jobs would differ by the same bits in every life,
-    so two jobs that request their pods at the same time once would always do so.
+    The number is derived from a cryptographic hash. With CRC-32, the checksums of two jobs would always
+    differ by the same bits, so two jobs that request their pods at the same time once would do so after every
+    restart.
     """
     seed = f"{context.job.metadata.uid} {context.ledger.job_restarts}"
     return int.from_bytes(blake2b(seed.encode(), digest_size=4).digest(), "big") / 2**32

@@ -1,4 +1,4 @@
-"""The end of a job: successPolicy, and the deadlines and cleanup of runPolicy."""
+"""The end of a job: successPolicy, and runPolicy's deadlines and cleanup."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EXIT_PATIENCE = timedelta(seconds=30)
 
 
 def is_satisfied(policy: SuccessPolicyType, *, replicas: int, succeeded: Collection[int]) -> bool:
-    """Return whether success of the trainers with the given indexes suffices. Servers do not count."""
+    """Return whether the success of the given trainers is enough; servers do not count."""
     return {
         SuccessPolicyType.ALL: len(succeeded) == replicas,
         SuccessPolicyType.ANY: len(succeeded) > 0,
@@ -48,7 +48,7 @@ def success_sentence(
     late: Collection[int] = (),
     non_finite: Collection[int] = (),
 ) -> str:
-    """Return a sentence that explains why the job succeeded, with remarks.
+    """Return a sentence that explains why the job succeeded, including remarks.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ def _success_sentence(policy: SuccessPolicyType, *, replicas: int, succeeded: Co
 
 
 def deadline(start: datetime | None, seconds: int | None) -> datetime | None:
-    """Return the time by which the job must finish, or None if there is no deadline.
+    """Return the time by which the job must finish, or None for a job without a deadline.
 
     The time includes restarts and waiting, but not the time in Kueue's queue. It starts over when a suspended
     job is resumed.
@@ -92,7 +92,7 @@ def deadline(start: datetime | None, seconds: int | None) -> datetime | None:
 
 
 def not_running_since(status: FleetJobStatus) -> datetime | None:
-    """Return when a job last stopped running all replicas, ignoring pauses; None as for `pending_since`."""
+    """Return when a job stopped running all of its replicas, ignoring pauses; None if all run."""
     running, resumed = status.condition(ConditionType.RUNNING), status.condition(ConditionType.SUSPENDED)
     if running is None or running.status is not ConditionStatus.FALSE:
         return None
@@ -102,7 +102,7 @@ def not_running_since(status: FleetJobStatus) -> datetime | None:
 
 
 def pending_since(status: FleetJobStatus) -> datetime | None:
-    """Return when a job began to wait for replicas to run, or None if it is not waiting.
+    """Return since when a job has been waiting for replicas to run, or None if it is not waiting.
 
     For a resumed job, the time starts when it is resumed. After a restart, it starts at the end of the pause,
     because the pods have to be scheduled again. The time in Kueue's queue does not count.
@@ -125,7 +125,7 @@ def pending_since(status: FleetJobStatus) -> datetime | None:
 
 
 def pending_deadline(since: datetime | None, seconds: int | None) -> datetime | None:
-    """Return the time by which all replicas must be running, or None if there is no deadline."""
+    """Return the time by which all replicas must run, or None for a job without a deadline."""
     return None if since is None or seconds is None else since + timedelta(seconds=seconds)
 
 
@@ -141,12 +141,12 @@ def cleanup_at(state: JobState, completion: datetime, *, any_active: bool) -> da
 
 
 def to_clean(policy: CleanPodPolicy, pods: Iterable[ObservedPod]) -> tuple[ObservedPod, ...]:
-    """Return the pods to delete under the policy."""
+    """Return the pods that a cleanPodPolicy deletes."""
     if policy is CleanPodPolicy.NONE:
         return ()
     return tuple(pod for pod in pods if policy is CleanPodPolicy.ALL or is_active(pod))
 
 
 def expiry(completion: datetime | None, seconds: int | None) -> datetime | None:
-    """Return the time at which a finished job is deleted, or None if it is kept."""
+    """Return the time at which a finished job is to be deleted, or None if it is kept."""
     return None if completion is None or seconds is None else completion + timedelta(seconds=seconds)

@@ -1,1 +1,1 @@
-"""The inputs of decisions: observed pods, their messages, and the history in the status."""
+"""What decisions are based on: observed pods, their messages, and the history in the status."""

@@ -1,4 +1,4 @@
-"""The ledger: a job's history, which is read from its status and written back.
+"""The ledger: a job's history of restarts, failures and completions, stored in its status.
 
 Counters only grow. A replica's attempt consists of two of them, so that pods of earlier attempts, and frames
 that such a pod may still send, are always recognized as outdated:
@@ -46,7 +46,7 @@ RANK_ZERO = Replica(Role.TRAINER, 0)
 
 @dataclass(frozen=True, slots=True)
 class RoleLedger:
-    """The history of a role's replicas."""
+    """The history of one role's replicas."""
 
     restarts: Mapping[int, ReplicaRestarts] = field(default_factory=dict)
     created: frozenset[int] = frozenset()  # whose current pod was observed: if missing, it was deleted
@@ -78,7 +78,7 @@ class Ledger:
 
     @classmethod
     def of(cls, status: FleetJobStatus) -> Self:
-        """Read the ledger from a status."""
+        """Read the ledger from a job's status."""
         roles = {}
         for role in Role:
             stored = status.ledger.role(role)
@@ -109,7 +109,7 @@ class Ledger:
         )
 
     def stored(self, before: StoredLedger) -> StoredLedger:
-        """Return the ledger for the next status, including unknown fields of the previous one.
+        """Return the ledger in the form stored in the next status, keeping unknown fields.
 
         The counters and the completions are in the status itself.
         """
@@ -142,25 +142,25 @@ class Ledger:
 
     @property
     def has_begun(self) -> bool:
-        """True if any replica in the job's current life has been observed."""
+        """True if any replica has been observed since the job's latest restart."""
         return any(own.created or own.completed for own in self.roles.values())
 
     @property
     def training(self) -> int:
-        """The life in which the training run began; restarts after unobserved ends continue the run."""
+        """The number of the restart with which the current training run began."""
         return self.job_restarts - min(self.unseen_restarts, self.job_restarts)
 
     def attempt(self, replica: Replica) -> Attempt:
-        """Return the attempt that a replica's pod must have."""
+        """Return the attempt that a replica's current pod must have."""
         restarts = self.roles[replica.role].restarts.get(replica.index)
         return Attempt(self.job_restarts, restarts.count if restarts else 0)
 
     def has_completed(self, replica: Replica) -> bool:
-        """Return whether a replica has completed in the job's current life."""
+        """Return whether a replica has completed since the job's latest restart."""
         return replica.index in self.roles[replica.role].completed
 
     def is_replaced(self, replica: Replica) -> bool:
-        """Return whether a replica was restarted in the job's current life.
+        """Return whether a replica was restarted since the job's latest restart.
 
         Only restarts in this life have a `not_before`.
         """
@@ -168,19 +168,19 @@ class Ledger:
         return restarts is not None and restarts.not_before is not None
 
     def may_have_ended(self, replica: Replica) -> bool:
-        """Return whether a replica may have completed because its previous pod's end was not observed."""
+        """Return whether a replica may have completed in an earlier pod whose end was not observed."""
         restarts = self.roles[replica.role].restarts.get(replica.index)
         if restarts is not None and restarts.not_before is not None:
             return bool(restarts.unseen)
         return self.unseen_restarts > 0
 
     def failures_in_a_row_of(self, replica: Replica) -> int:
-        """Return the number of a replica's own consecutive failures in the current life."""
+        """Return a replica's number of consecutive failures since the job's latest restart."""
         restarts = self.roles[replica.role].restarts.get(replica.index)
         return (restarts.failures_in_a_row or 0) if restarts else 0
 
     def failed_in_incident(self, now: datetime) -> frozenset[Replica] | None:
-        """Return the replicas that have failed in the current incident, or None if there is no incident.
+        """Return the replicas that have failed in the current incident; None without an incident.
 
         An incident in the future was recorded before the clock was set back, and counts as over.
         """
@@ -189,17 +189,17 @@ class Ledger:
         return frozenset(Replica(role, index) for role, own in self.roles.items() for index in own.failed)
 
     def not_before_of(self, replica: Replica) -> datetime | None:
-        """Return the earliest time for creating a replica's next pod, if it is delayed."""
+        """Return the earliest time at which a replica's next pod may be created, or None."""
         restarts = self.roles[replica.role].restarts.get(replica.index)
         own = restarts.not_before if restarts else None
         return max((each for each in (own, self.not_before) if each is not None), default=None)
 
     def with_attempts(self, seen: Iterable[tuple[Replica, Attempt]]) -> Self:
-        """Return the ledger with counts no lower than those of the existing pods.
+        """Return the ledger with restart counts raised to those in the labels of existing pods.
 
-        A status that is older than its pods was reset by hand or from a backup. If it were followed, running
-        pods would be replaced by older attempts, which their peers refuse. Its completions in an older life
-        do not count in the pods' life.
+        If a status is older than its pods, it was reset by hand or restored from a backup. Its counts would
+        replace running pods with older attempts, which their peers refuse. Its completions before the pods'
+        restart do not count.
         """
         seen = tuple(seen)
         life = max((attempt.job for _, attempt in seen), default=0)
@@ -216,12 +216,12 @@ class Ledger:
         return replace(begun, roles=roles)
 
     def with_ports(self, ports: Mapping[Role, PortBlocks | None]) -> Self:
-        """Return the ledger with the ports of each role's replicas."""
+        """Return the ledger with the given ports for each role's replicas."""
         roles = {role: replace(own, ports=ports.get(role)) for role, own in self.roles.items()}
         return replace(self, roles=roles)
 
     def with_seen(self, role: Role, created: frozenset[int], completed: frozenset[int]) -> Self:
-        """Return the ledger with more of a role's replicas recorded as created or completed."""
+        """Return the ledger with more replicas of a role recorded as created or completed."""
         own = self.roles[role]
         if own.created >= created and own.completed >= completed:
             return self
@@ -231,7 +231,7 @@ class Ledger:
     def with_replica_restart(
         self, replica: Replica, not_before: datetime, *, failures_in_a_row: int = 0, unseen: bool = False
     ) -> Self:
-        """Return the ledger with a restart of one replica.
+        """Return the ledger after a restart of one replica.
 
         Parameters
         ----------
@@ -259,7 +259,7 @@ class Ledger:
         return replace(self, restarts=self.restarts + 1, roles={**self.roles, role: own})
 
     def without_surplus(self, role: Role, wanted: int) -> Self:
-        """Return the ledger without a role's replicas from index `wanted` on. This is not a restart.
+        """Return the ledger without a role's surplus replicas, from index `wanted` on.
 
         If such a replica is needed again, its next pod has a later attempt.
         """
@@ -275,7 +275,7 @@ class Ledger:
     def with_job_restart(
         self, not_before: datetime, *, failures_in_a_row: int = 0, unseen: bool = False
     ) -> Self:
-        """Return the ledger with a restart of all replicas, after a failure or (`unseen`) unobserved ends."""
+        """Return the ledger after a restart of all replicas because of failures or unobserved ends."""
         return replace(
             self.with_new_life(),
             restarts=self.restarts + 1,
@@ -285,7 +285,7 @@ class Ledger:
         )
 
     def with_new_life(self) -> Self:
-        """Return the ledger with a restart of all replicas.
+        """Return the ledger reset for a new start of all replicas.
 
         The replicas' counts stay, but the times of their next pods and their consecutive failures are
         forgotten.
@@ -307,7 +307,7 @@ class Ledger:
         )
 
     def with_refused(self, refused: Iterable[Replica], ran: Iterable[Replica]) -> Self:
-        """Return the ledger with more replicas that nodes have not admitted, except those that have run."""
+        """Return the ledger with more replicas marked as not admitted by a node, except those that ran."""
         refused, ran = frozenset(refused), frozenset(ran)
         roles = {}
         for role, own in self.roles.items():
@@ -317,13 +317,13 @@ class Ledger:
         return replace(self, roles=roles)
 
     def with_disruption(self, now: datetime) -> Self:
-        """Return the ledger with one more disruption, unless one was counted less than a minute ago."""
+        """Return the ledger with one more disruption, counting at most one per minute."""
         if self.disrupted is not None and abs(stamp(now) - self.disrupted) <= INCIDENT:
             return self
         return replace(self, disruptions=self.disruptions + 1, disrupted=stamp(now))
 
     def with_failures(self, counted: int, failed: Iterable[Replica], now: datetime) -> Self:
-        """Return the ledger with new failures.
+        """Return the ledger with new failures recorded.
 
         Parameters
         ----------

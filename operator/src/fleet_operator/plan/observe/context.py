@@ -1,4 +1,4 @@
-"""A job at one moment, prepared for the policies: its spec, objects and history.
+"""The context of a decision: a job's spec, objects and history at one moment.
 
 *Completions.* A pod may be gone before its end is observed, because the operator was down, or because the pod
 was deleted right after its end. In that case, the messages of pods that succeeded count. A parameter server
@@ -52,7 +52,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Context:
-    """The inputs of all decisions."""
+    """A job's spec, observed objects and history, as input to all decisions."""
 
     job: FleetJob
     observed: Observed
@@ -62,12 +62,12 @@ class Context:
     asked: int  # the number of trainers in the manifest; the job has fewer if some start too late
 
     def with_ledger(self, ledger: Ledger) -> Self:
-        """Return the same context with a different ledger, which determines the current pods."""
+        """Return the same context with another ledger, which determines the current pods."""
         return self if ledger is self.ledger else replace(self, ledger=ledger)
 
     @cached_property
     def replicas(self) -> Replicas:
-        """The replicas and their current pods, according to the ledger."""
+        """The replicas and their current pods, as determined by the ledger."""
         return Replicas(self.job, self.ledger, self.observed)
 
     @cached_property
@@ -77,36 +77,36 @@ class Context:
 
     @cached_property
     def enough_up(self) -> bool:
-        """True if an elastic job can train now, because all servers and enough trainers are running."""
+        """True if an elastic job can train now: all servers and enough trainers are running."""
         up = [each for each in self.replicas.wanted if self.replicas.runs(each)]
         trainers = sum(each.role is Role.TRAINER for each in up)
         all_servers = len(up) - trainers == self.job.replicas(Role.PSERVER)
         return self.job.elastic and all_servers and trainers >= self.job.least_trainers
 
     def completed(self, role: Role) -> frozenset[int]:
-        """Return the indexes of a role's replicas that have completed and are still needed."""
+        """Return the indexes of a role's needed replicas that have completed."""
         wanted = self.job.replicas(role)
         return frozenset(index for index in self.ledger.roles[role].completed if index < wanted)
 
     def ready_or_completed(self, role: Role) -> int:
-        """Return how many replicas of a role are ready or have completed."""
+        """Return the number of a role's replicas that are ready or have completed."""
         return sum(self.replicas.is_ready(each) for each in self.replicas.wanted if each.role is role)
 
     @cached_property
     def failed_in_incident(self) -> frozenset[Replica]:
-        """The replicas that have failed in the current incident, if there is one."""
+        """The replicas that have failed in the current incident; empty without an incident."""
         return self.ledger.failed_in_incident(self.now) or frozenset()
 
     @cached_property
     def last_failed(self) -> Replica | None:
-        """The replica of the last failure in the status, if it is still needed."""
+        """The replica of the last failure in the status, or None if it is no longer needed."""
         before = self.job.status.last_failure
         wanted = () if before is None else self.replicas.wanted
         return next((each for each in wanted if before and self.replicas.name_of(each) == before.pod), None)
 
     @cached_property
     def may_have_served(self) -> bool:
-        """True if a server that succeeded can have completed.
+        """True if a server that exited with 0 may have completed: every trainer may have run.
 
         Every trainer must have run, in its current pod or an earlier one. In an elastic job, trainer 0
         suffices, because the others may have started too late.
@@ -119,7 +119,7 @@ class Context:
 
     @cached_property
     def servers_replaced_at(self) -> tuple[datetime | None, bool]:
-        """When the latest pod of a restarted server was created, and whether one is missing."""
+        """The creation time of the newest restarted server's pod, and whether any such pod is missing."""
         restarted = (each for each in self.replicas.wanted if each.role is Role.PSERVER)
         pods = [self.replicas.present.get(each) for each in restarted if self.ledger.is_replaced(each)]
         born = (pod.created_at for pod in pods if pod is not None and pod.created_at is not None)
@@ -135,14 +135,14 @@ class Context:
         }
 
     def tolerations(self, role: Role) -> tuple[Mapping[str, Any], ...]:
-        """Return the tolerations of a role's pods: those of the template and of the job."""
+        """Return the tolerations of a role's pods, from both the template and the job."""
         scheduling = self.job.spec.scheduling
         own = self.job.template(role).spec.tolerations or ()
         return (*own, *(scheduling.tolerations if scheduling else ()))
 
     @cached_property
     def extras(self) -> tuple[Extra, ...]:
-        """The additional objects in the job's current life."""
+        """The additional objects that the job should have now."""
         seen = self.observed
         readers, everybody = seen.metrics_readers, seen.metrics_open
         built = build_extras(self.job, self.ledger.job_restarts, readers=readers, metrics_open=everybody)
@@ -150,12 +150,12 @@ class Context:
 
     @cached_property
     def unserved(self) -> Extra | None:
-        """The first object that the job needs but that the operator may not create, if any."""
+        """The first needed object that the operator has no permission to create, or None."""
         return unserved(self.extras, self.observed)
 
     @cached_property
     def foreign(self) -> tuple[str, ...]:
-        """Other owners' objects that have the name of one of this job's objects, as ``Kind/name``."""
+        """Objects of other owners that occupy a name of this job's objects, as ``Kind/name``."""
         pods = (f"Pod/{pod.name}" for pod in self.observed.pods if not pod.owned)
         wanted = {f"Pod/{self.replicas.name_of(each)}" for each in self.replicas.wanted}
         wanted |= {f"{each.manifest['kind']}/{each.manifest['metadata']['name']}" for each in self.extras}
@@ -164,12 +164,12 @@ class Context:
 
     @property
     def may_create(self) -> bool:
-        """True if all missing objects can be created: the names are free, and the operator has permission."""
+        """True if all names are free and the operator may create every object."""
         return not (self.foreign or self.observed.left_over or self.unserved)
 
     @cached_property
     def key(self) -> tuple[str | None, bool]:
-        """The key of the job's current life, if any, and whether it is new."""
+        """The job's current key, if any, and whether it is new."""
         if brings_own_key(self.job):
             return None, False
         own = (pod for pod in self.observed.pods if pod.owned)
@@ -177,7 +177,7 @@ class Context:
 
     @property
     def assigned_ports(self) -> tuple[int, ...]:
-        """The host-network ports of pods, as assigned to the oldest pod in the current life."""
+        """The host-network ports in the environment of the job's oldest current pod."""
         life = self.ledger.job_restarts
         pods = [
             pod for pod in self.observed.pods if pod.owned and pod.attempt.job == life and pod.assigned_ports
@@ -187,7 +187,7 @@ class Context:
 
 
 def context_of(job: FleetJob, observed: Observed, now: datetime, hosts: Hosts) -> Context:
-    """Build the context; record new observations in its ledger."""
+    """Build the context, recording new observations in its ledger."""
     pods = (pod for pod in observed.pods if pod.owned)
     ledger = Ledger.of(job.status).with_attempts((Replica(pod.role, pod.index), pod.attempt) for pod in pods)
     queue = job.queue_name if job.spec.pod_group_policy is None else None  # a policy is immutable
@@ -200,7 +200,7 @@ def context_of(job: FleetJob, observed: Observed, now: datetime, hosts: Hosts) -
 
 
 def _with_time_in_queue(context: Context) -> Context:
-    """Return the context after excluding the time in Kueue's queue from the time since the start.
+    """Return the context with the time in Kueue's queue excluded from the job's running time.
 
     The job is in the queue as long as Kueue's gate is on each pod of its current life that has not ended.
     Kueue removes the gates of all pods when it admits their group. A deactivated job waits as well.
@@ -221,7 +221,7 @@ def _with_time_in_queue(context: Context) -> Context:
 
 
 def _with_trainers_to_have(context: Context) -> Context:
-    """Return an elastic job's context with the number of trainers that are possible now."""
+    """Return the context of an elastic job with the number of trainers that it may have now."""
     job, ledger = context.job, context.ledger
     before, any_completed = job.status.role(Role.TRAINER).replicas, bool(ledger.roles[Role.TRAINER].completed)
     number = trainers_to_have(asked=context.asked, before=before, any_completed=any_completed)
@@ -230,7 +230,7 @@ def _with_trainers_to_have(context: Context) -> Context:
 
 
 def with_completions(context: Context) -> Context:
-    """Return the context with new pods and completions recorded in its ledger."""
+    """Return the context with new pods and completions recorded in the ledger."""
     context = context.with_ledger(_with_own_ends(context, Role.TRAINER))
     if Role.PSERVER in context.job.roles:
         context = context.with_ledger(_with_own_ends(context, Role.PSERVER))
@@ -256,7 +256,7 @@ def _with_own_ends(context: Context, role: Role) -> Ledger:
 
 
 def is_unseen(context: Context, replica: Replica) -> bool:
-    """Return whether a replica may have ended unobserved in its current or previous pod."""
+    """Return whether a replica may have completed in a pod whose end was not observed."""
     replicas, ledger = context.replicas, context.ledger
     if ledger.has_completed(replica):
         return False
@@ -270,13 +270,13 @@ def is_unseen(context: Context, replica: Replica) -> bool:
 
 
 def _has_served(context: Context, server: ObservedPod) -> bool:
-    """Return whether a server that succeeded has completed; if not, its end is a failure."""
+    """Return whether a server that exited with 0 has completed; otherwise its end is a failure."""
     wanted = range(context.job.replicas(Role.TRAINER))
     return context.may_have_served or parse_words(server.message).completed.issuperset(wanted)
 
 
 def _may_have_run(context: Context, trainer: Replica) -> bool:
-    """Return whether a trainer has run, or may have run unobserved, in the job's current life."""
+    """Return whether a trainer has run since the job's latest restart, or may have run unobserved."""
     replicas = context.replicas
     if replicas.has_started(trainer) or context.ledger.is_replaced(trainer):
         return True
@@ -285,7 +285,7 @@ def _may_have_run(context: Context, trainer: Replica) -> bool:
 
 
 def _named(context: Context) -> frozenset[int]:
-    """Return the trainers that messages of successful pods report as completed."""
+    """Return the trainers that successful pods report as completed in their messages."""
     named: set[int] = set()
     for replica, pod in _seen(context):
         if not context.ledger.has_completed(replica) or not has_succeeded(pod):
@@ -298,7 +298,7 @@ def _named(context: Context) -> frozenset[int]:
 
 
 def _served(context: Context) -> Iterator[int]:
-    """Yield the trainers that must have completed if a server succeeds without a message.
+    """Yield the trainers that must have completed because a server succeeded without a message.
 
     The server waited for all trainers that ran. In an elastic job it may have treated some as lost, so no
     completion is known.
@@ -316,13 +316,13 @@ def _seen(context: Context) -> Iterator[tuple[Replica, ObservedPod]]:
 
 
 def brings_own_key(job: FleetJob) -> bool:
-    """Return whether a template of the job sets the key itself, for example from a Secret."""
+    """Return whether a pod template of the job sets the key itself, for example from a Secret."""
     variables = (each for role in job.roles for each in job.template(role).main_container.env or ())
     return any(variable.name in (JOB_KEY, JOB_KEY_FILE) for variable in variables)
 
 
 def key_of_life(pods: Iterable[ObservedPod], life: int, new: str | None) -> tuple[str | None, bool]:
-    """Return the key for a life of a job, and whether it is new.
+    """Return the job's key since its latest restart, and whether the key is new.
 
     Parameters
     ----------
@@ -338,12 +338,12 @@ def key_of_life(pods: Iterable[ObservedPod], life: int, new: str | None) -> tupl
 
 
 def is_resized(*, before: int, wanted: int) -> bool:
-    """Return whether the desired number of trainers has changed; `before` is 0 for a new job."""
+    """Return whether the desired number of trainers differs from `before`, which is 0 for a new job."""
     return before not in (0, wanted)
 
 
 def trainers_to_have(*, asked: int, before: int, any_completed: bool) -> int:
-    """Return how many trainers an elastic job gets, given the desired and the previous number.
+    """Return the number of trainers of an elastic job, from the desired and the previous number.
 
     Once one trainer has completed, the others are about to complete. A new trainer would find no servers, and
     would have nothing to do.
@@ -352,12 +352,12 @@ def trainers_to_have(*, asked: int, before: int, any_completed: bool) -> int:
 
 
 def unserved(extras: Iterable[Extra], observed: Observed) -> Extra | None:
-    """Return the first object that the operator may not create, if there is one."""
+    """Return the first object that the operator has no permission to create, or None."""
     return next((extra for extra in extras if _is_unserved(extra, observed)), None)
 
 
 def cannot_make(extra: Extra, observed: Observed) -> bool:
-    """Return whether an object cannot be created: the operator lacks permission, or the name is taken."""
+    """Return whether an object cannot be created because of missing permission or a taken name."""
     ref = ObjectRef.of(extra.manifest)
     return _is_unserved(extra, observed) or f"{ref.kind}/{ref.name}" in observed.foreign
 

@@ -1,4 +1,4 @@
-"""The state of an observed pod, determined by its main container and node regardless of sidecars.
+"""The state of an observed pod, judged by its main container and its node, ignoring sidecars.
 
 A pod on a silent node is replaced, even if the node controller does not evict it. The operator never reads
 nodes. When a node stops responding, the node controller sets the Ready condition of its pods to False, and
@@ -48,12 +48,12 @@ _NODE_IS_TAINTED = "DeletionByTaintManager"
 
 
 def has_succeeded(pod: ObservedPod) -> bool:
-    """Return whether the main container succeeded; sidecars may still run or have failed."""
+    """Return whether the main container succeeded, whatever the state of sidecars."""
     return pod.exit_code == 0 if pod.exit_code is not None else pod.phase is PodPhase.SUCCEEDED
 
 
 def has_failed(pod: ObservedPod) -> bool:
-    """Return whether the main container failed or the pod ended without it."""
+    """Return whether the main container failed, or the pod failed without running it."""
     return pod.exit_code != 0 if pod.exit_code is not None else pod.phase is PodPhase.FAILED
 
 
@@ -63,27 +63,27 @@ def has_ended(pod: ObservedPod) -> bool:
 
 
 def has_started(pod: ObservedPod) -> bool:
-    """Return whether the main container is running or has run."""
+    """Return whether the main container is running or has already run."""
     return pod.phase is not PodPhase.PENDING or pod.exit_code is not None
 
 
 def is_up(pod: ObservedPod) -> bool:
-    """Return whether the main container is running as far as known; pods on silent nodes count as running."""
+    """Return whether the main container is believed to be running, even if its node is silent."""
     return pod.phase in (PodPhase.RUNNING, PodPhase.UNKNOWN) and pod.exit_code is None
 
 
 def is_active(pod: ObservedPod) -> bool:
-    """Return whether the pod uses, or will use, resources of a node."""
+    """Return whether the pod uses, or will use, a node's resources."""
     return pod.phase not in _ENDED
 
 
 def is_on_silent_node(pod: ObservedPod) -> bool:
-    """Return whether a pod was running when its node became silent."""
+    """Return whether the pod was running when its node became silent."""
     return is_up(pod) and pod.not_ready_reason in _REASONS
 
 
 def is_on_lost_node(pod: ObservedPod) -> bool:
-    """Return whether a pod's node is silent and so will not report the pod's end.
+    """Return whether the pod's node is silent, so that the pod's end will not be reported.
 
     A person may have set the taint on a healthy node, so it counts only if the kubelet reports neither that
     the pod is ready nor that its container has ended.
@@ -93,13 +93,13 @@ def is_on_lost_node(pod: ObservedPod) -> bool:
 
 
 def silent_since(pod: ObservedPod) -> str:
-    """Return a phrase about a pod's silent node, and since when it has been silent if this is known."""
+    """Return a phrase that says since when a pod's node has been silent, if known."""
     since = pod.not_ready_since
     return "silent" if since is None else f"silent since {since:%H:%M:%S} UTC"
 
 
 def patience(tolerations: Iterable[Mapping[str, Any]]) -> timedelta | None:
-    """Return how long a pod with these tolerations waits for its node, or None if forever.
+    """Return how long a pod with these tolerations stays on a silent node, or None for no limit.
 
     Only tolerations that name a taint of a silent node count. The shortest one wins, as for the node
     controller.
@@ -112,14 +112,14 @@ def patience(tolerations: Iterable[Mapping[str, Any]]) -> timedelta | None:
 
 
 def lost_at(pod: ObservedPod, tolerations: Iterable[Mapping[str, Any]]) -> datetime | None:
-    """Return when a pod on a silent node counts as lost; None for never, or if it is being deleted."""
+    """Return when a pod on a silent node counts as lost; None for never, or if the pod is being deleted."""
     if not is_on_silent_node(pod) or pod.deleted_at is not None:
         return None
     return node_lost_at(pod, tolerations)
 
 
 def node_lost_at(pod: ObservedPod, tolerations: Iterable[Mapping[str, Any]]) -> datetime | None:
-    """Return when a pod's silent node counts as lost, even if the pod never ran; None for a live node.
+    """Return when a pod's silent node counts as lost, even for a pod that never ran; None for a live node.
 
     A taint alone is not enough: a person may have set it on a healthy node.
     """

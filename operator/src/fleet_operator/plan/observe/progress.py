@@ -1,4 +1,4 @@
-"""The progress of a job: trainer 0's report in the form stored in the status.
+"""The progress of a job as stored in its status, taken from the reports of trainer 0.
 
 A running replica reports its progress as JSON at ``/progress``. A replica that has succeeded reports it in
 its termination message, so that the final progress arrives with the end.
@@ -50,7 +50,7 @@ MAX_WORDS = 100
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A replica's progress report; unreported values are None or empty."""
+    """A replica's progress report; missing values are None or empty."""
 
     step: int | None = None
     total_steps: int | None = None
@@ -67,7 +67,7 @@ class Progress:
     waits_for: str | None = None  # what the replica is waiting for before it trains or serves
 
     def after(self, earlier: Progress | None) -> Progress:
-        """Return this report, with points from an earlier report of the same pod added to its curve."""
+        """Return this report with the curve points of an earlier report of the same pod added."""
         if earlier is None:
             return self
         history = dict(sorted((dict(earlier.history) | dict(self.history)).items()))
@@ -76,7 +76,7 @@ class Progress:
 
 
 def parse_progress(text: str) -> Progress | None:
-    """Parse a progress report, dropping unknown and invalid values; return None if it is not a report."""
+    """Parse a progress report, dropping unknown and invalid values; return None for any other text."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):  # the pod runs user code, which may send anything
@@ -103,7 +103,7 @@ def parse_progress(text: str) -> Progress | None:
 def job_progress(
     progress: Progress, *, steps_per_second: float | None = None, moment: datetime | None = None
 ) -> JobProgress | None:
-    """Return a replica's progress in the form stored in the status, or None before the first step.
+    """Convert a replica's progress to the form stored in the status; return None before the first step.
 
     Parameters
     ----------
@@ -152,7 +152,7 @@ def progress_of(context: Context, state: JobState) -> JobProgress | None:
 
 
 def _whole(value: Any) -> int | None:
-    """Return a value if it is a valid count, else None: other values would make every status write fail."""
+    """Return a value if it is a valid count, else None, because an invalid one would fail status writes."""
     whole = isinstance(value, int) and not isinstance(value, bool)
     return value if whole and 0 <= value < MAX_COUNT else None
 
@@ -179,7 +179,7 @@ def _counted(counters: Any, name: str) -> int:
 
 
 def _words(text: Any) -> str | None:
-    """Return the text shortened and without control characters, safe to display."""
+    """Return a text shortened and without control characters, so that it is safe to display."""
     if not isinstance(text, str):
         return None
     return "".join(each if each.isprintable() else "?" for each in text[:MAX_WORDS])
@@ -217,7 +217,7 @@ def _history(points: Any) -> dict[int, float]:
 
 
 def trainers_with_non_finite(pods: Iterable[ObservedPod]) -> list[int]:
-    """Return the indexes of trainers whose termination messages report NaN or infinity in weights.
+    """Return the indexes of trainers that reported NaN or infinity in their final weights.
 
     Parameters
     ----------

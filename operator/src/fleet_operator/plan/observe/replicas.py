@@ -1,4 +1,4 @@
-"""The replicas in a job's current life, their pods, and replicas that find no peers.
+"""The job's current replicas and their pods, including replicas that cannot find their peers.
 
 Servers wait for every trainer that has joined them, and then succeed. A trainer that starts later finds no
 peer. An elastic job no longer needs such a trainer, and any other job restarts all replicas.
@@ -28,7 +28,7 @@ __all__ = ["Replicas", "find_nobody", "late_trainers"]
 
 @dataclass(frozen=True)
 class Replicas:
-    """The needed replicas of a job and their pods."""
+    """The replicas that the job needs, and their pods."""
 
     job: FleetJob
     ledger: Ledger
@@ -36,7 +36,7 @@ class Replicas:
 
     @cached_property
     def wanted(self) -> tuple[Replica, ...]:
-        """All needed replicas in order of creation."""
+        """All needed replicas, in order of creation."""
         return tuple(each for each in self._pods if each not in self.late) if self.late else tuple(self._pods)
 
     @cached_property
@@ -47,7 +47,7 @@ class Replicas:
 
     @cached_property
     def departed(self) -> dict[Replica, ObservedPod]:
-        """The final known states of deleted pods of the replicas' current attempts."""
+        """The last known states of deleted pods of the replicas' current attempts."""
         if not self.observed.departed:
             return {}
         found = {(pod.name, pod.attempt): pod for pod in self.observed.departed}
@@ -56,7 +56,7 @@ class Replicas:
 
     @cached_property
     def _pods(self) -> dict[Replica, ObservedPod | None]:
-        """Every replica in the manifest, with the pod of its current attempt or None."""
+        """Every replica in the manifest, with its current pod or None."""
         found = {(pod.name, pod.attempt): pod for pod in self.observed.pods if pod.owned}
         attempt = self.ledger.attempt
         return {each: found.get((name, attempt(each))) for each, name in self._names.items()}
@@ -73,25 +73,25 @@ class Replicas:
 
     @cached_property
     def ended_late(self) -> tuple[ObservedPod, ...]:
-        """The started pods of late trainers, which are kept like those of other trainers."""
+        """The pods of late trainers that have started; they are kept like other trainers' pods."""
         found = (self._pods[each] for each in sorted(self.late))
         return tuple(pod for pod in found if pod is not None and has_started(pod))
 
     @cached_property
     def past(self) -> tuple[ObservedPod, ...]:
-        """The job's unneeded pods: those of older attempts, and those that will never join."""
+        """The job's pods that are no longer needed: older attempts, and trainers that never joined."""
         kept = {pod.uid for pod in (*self.present.values(), *self.ended_late)}
         return tuple(pod for pod in self.observed.pods if pod.owned and pod.uid not in kept)
 
     @cached_property
     def missing(self) -> tuple[Replica, ...]:
-        """The replicas that need a pod of the current attempt but have none."""
+        """The replicas that need a pod but do not have one."""
         absent = (each for each in self.wanted if each not in self.present)
         return tuple(each for each in absent if not self.ledger.has_completed(each))
 
     @cached_property
     def finding_nobody(self) -> frozenset[Replica]:
-        """The replicas that have failed, or will fail, to find their peers."""
+        """The replicas that cannot find their peers now or once they start."""
         seen = {**self.departed, **self.present}
         servers = (each for each in seen if each.role is Role.PSERVER and self.ledger.has_completed(each))
         pods = {each: self.present.get(each) for each in self.wanted}
@@ -99,7 +99,7 @@ class Replicas:
 
     @cached_property
     def stranded(self) -> tuple[Replica, ...]:
-        """The restarted trainers that find no servers because the servers have succeeded.
+        """The restarted trainers that find no servers, because the servers have already succeeded.
 
         Because servers wait for every trainer, each of these had reported its completion before it failed.
         """
@@ -116,14 +116,14 @@ class Replicas:
 
     @cached_property
     def unbegun(self) -> tuple[Replica, ...]:
-        """The replicas that have not run in the job's current life, except those whose pods vanished."""
+        """The replicas that have not run since the job's latest restart, except those whose pods vanished."""
         rest = (
             each for each in self.wanted if not self.has_started(each) and not self.ledger.is_replaced(each)
         )
         return tuple(each for each in rest if not self.has_vanished(each))
 
     def has_vanished(self, replica: Replica) -> bool:
-        """Return whether an incomplete replica's pod was observed and is now gone."""
+        """Return whether the pod of an uncompleted replica existed and is now gone."""
         seen = replica.index in self.ledger.roles[replica.role].created
         return seen and replica not in self.present and not self.ledger.has_completed(replica)
 
@@ -157,14 +157,14 @@ class Replicas:
 
 @lru_cache(maxsize=8)
 def _names_of(job: str, roles: tuple[tuple[Role, int], ...]) -> Mapping[Replica, str]:
-    """Return the names of a job's pods. Cached, because a pass needs them repeatedly."""
+    """Return the pod name of each replica of a job; cached, because a pass needs the names repeatedly."""
     return {
         Replica(role, index): pod_name(job, role, index) for role, number in roles for index in range(number)
     }
 
 
 def late_trainers(pods: Mapping[Replica, ObservedPod | None], ledger: Ledger) -> frozenset[Replica]:
-    """Return the trainers of an elastic job that had not joined when the others completed.
+    """Return the trainers of an elastic job that had not joined before the others completed.
 
     Trainer 0 must have completed. A running trainer that finds no servers exits with code 91, which counts as
     late once the servers have succeeded or have no trainer left. A trainer that has not started when the
@@ -192,7 +192,7 @@ def late_trainers(pods: Mapping[Replica, ObservedPod | None], ledger: Ledger) ->
 
 
 def _failed_when_done(trainer: Replica, servers: list[ObservedPod], ledger: Ledger) -> bool:
-    """Return whether a trainer failed so shortly before the servers succeeded that it must have completed.
+    """Return whether a trainer failed so shortly before the servers' success that it must have completed.
 
     The servers had no time to treat the trainer as lost: they ended before its next pod could be created, and
     that pause is shorter than their deadline.
@@ -207,7 +207,7 @@ def _failed_when_done(trainer: Replica, servers: list[ObservedPod], ledger: Ledg
 def find_nobody(
     pods: Mapping[Replica, ObservedPod | None], servers: Iterable[ObservedPod]
 ) -> frozenset[Replica]:
-    """Return the replicas that have failed, or will fail, to find their peers.
+    """Return the replicas that cannot find their peers now or once they start.
 
     Such a replica has not started, or its peers ended before it joined them. A server that succeeded reports
     the restart count of each trainer that it knew. A later attempt of that trainer has not joined the server,
@@ -225,7 +225,7 @@ def find_nobody(
 
 
 def _finds_nobody(replica: Replica, pod: ObservedPod | None, known: Iterable[Mapping[int, int]]) -> bool:
-    """Return whether a replica finds no peers; `known` has the trainers' restarts as known to each server."""
+    """Return whether a replica cannot find its peers; `known` has the restart counts known to each server."""
     if pod is None or not has_started(pod):
         return True
     if pod.exit_code is not None or replica.role is Role.PSERVER:

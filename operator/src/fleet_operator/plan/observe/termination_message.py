@@ -1,4 +1,4 @@
-"""Parses the final message of a pod: its termination message, or the end of its log.
+"""Parses a pod's final message, which is its termination message or the end of its log.
 
 ``fleet`` writes the message, but any other program in a pod may write one, so invalid messages are ignored. A
 replica that succeeded leaves a line of JSON. Its ``completedTrainers``, such as ``0-2,4``, are the trainers
@@ -132,7 +132,7 @@ _UNNAMED_FILE = re.compile(r"\(<\w+>, line \d+\)")
 
 
 def exceptions(lines: Sequence[str]) -> Iterator[tuple[int, str, str]]:
-    """Yield each exception with its line number and its rank prefix."""
+    """Yield each exception in a log with its line number and its rank prefix."""
     indents: dict[str, int] = {}  # the indentation of each rank's current traceback
     headless, above = True, ""
     for number, line in enumerate(lines):
@@ -154,19 +154,19 @@ def exceptions(lines: Sequence[str]) -> Iterator[tuple[int, str, str]]:
 
 
 def last_exception(lines: Sequence[str]) -> str:
-    """Return the exception of the last traceback if few lines follow it, else an empty string."""
+    """Return the exception of the last traceback; empty if too much output follows it."""
     number, _, said = max(exceptions(lines), default=(0, "", ""))
     return said if len(lines) - number <= _MOST_AFTER else ""
 
 
 def last_place(lines: Sequence[str]) -> str:
-    """Return where the last traceback's exception was raised, as ``file:line``, if known."""
+    """Return where the exception of the last traceback was raised, as ``file:line``, or an empty string."""
     frames = (match for line in last_traceback(lines) if (match := _FRAME.fullmatch(line)) is not None)
     return next((f"{frame[1]}:{frame[2]}" for frame in reversed(list(frames))), "")
 
 
 def last_traceback(lines: Sequence[str]) -> list[str]:
-    """Return the available lines of the last traceback without rank prefixes."""
+    """Return the lines of the last traceback that are available, without rank prefixes."""
     number, prefix, _ = max(exceptions(lines), default=(-1, "", ""))
     found: list[str] = []
     for line in reversed(lines[: number + 1]):
@@ -193,7 +193,7 @@ def _indent(text: str) -> int:
 
 
 def find_root_cause(message: str) -> str:
-    """Return a sentence about the first failure under torchrun; empty if the log is not torchrun's."""
+    """Return a sentence about the first failure that torchrun reports; empty for other logs."""
     lines = message.rstrip().splitlines()
     if not lines or not _RULE.fullmatch(lines[-1]):
         return ""
@@ -285,7 +285,7 @@ def _parse_restarts(after: object) -> dict[int, int]:
 
 
 def last_sentence(message: str | None, *, with_place: bool = False) -> str:
-    """Return a readable form of the error in a message, or an empty string if there is none.
+    """Return the error in a message in readable form; empty if there is no error.
 
     This is the exception of the last traceback or the error in torchrun's summary, or else the last line.
 
@@ -310,7 +310,7 @@ def last_sentence(message: str | None, *, with_place: bool = False) -> str:
 
 
 def permanent_error(exit_code: int | None, reason: str | None, message: str | None) -> str | None:
-    """Return a replica's permanent error, or None if a retry may succeed.
+    """Return a replica's permanent error, or None if a retry might succeed.
 
     Parameters
     ----------
@@ -334,14 +334,14 @@ def permanent_error(exit_code: int | None, reason: str | None, message: str | No
 
 
 def is_repeated(error: str, exit_code: int | None, before: LastFailure | None) -> bool:
-    """Return whether the previous failure had the same exit code and the same error."""
+    """Return whether the previous failure had the same exit code and error."""
     if before is None or before.exit_code != exit_code:
         return False
     return permanent_error(before.exit_code, before.reason, before.termination_message) == error
 
 
 def raised_at(message: str | None) -> str | None:
-    """Return the type and location of an uncaught exception, as ``ValueError at train.py:12``.
+    """Return an uncaught exception's type and location, as ``ValueError at train.py:12``.
 
     None without an exception or a place, and for connection errors, because a retry may reach the peer.
     """
@@ -354,7 +354,7 @@ def raised_at(message: str | None) -> str | None:
 
 
 def _is_of_data(error: str, text: str) -> bool:
-    """Return whether a syntax error is in data that the script parsed (with eval or ast.literal_eval)."""
+    """Return whether a syntax error concerns data that the script parsed with eval or ast.literal_eval."""
     if not error.startswith("SyntaxError"):
         return False
     text = without_rank(text)
@@ -364,7 +364,7 @@ def _is_of_data(error: str, text: str) -> bool:
 
 
 def _went_on(error: str, text: str) -> bool:
-    """Return whether the script continued after an exception, judged by the output that follows."""
+    """Return whether the script continued after an exception, judged by the subsequent output."""
     if find_root_cause(text):
         return False
     log, _, sentence = text.rpartition("\n")

@@ -1,1 +1,1 @@
-"""The report of a decision: the status, its reasons, and the events."""
+"""Reports decisions: the status, the reasons in it, and the events."""

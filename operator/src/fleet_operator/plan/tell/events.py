@@ -1,4 +1,4 @@
-"""Adds events, the urgency of the status write and the time of the next pass to a plan."""
+"""Completes a plan with its events, the urgency of its status write and the time of the next pass."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def tell(
     events: tuple[Event, ...],
     looks: Iterable[datetime | None],
 ) -> Plan:
-    """Return the plan with its events, the urgency of its status write, and the time of the next pass.
+    """Return a plan with its events, the urgency of its status write, and the time of the next pass.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ def _warnings(context: Context) -> tuple[Event, ...]:
 
 
 def _scaled(context: Context, after: FleetJobStatus) -> tuple[Event, ...]:
-    """Return the event about a change in the number of trainers, if there was one."""
+    """Return the event about a change in the number of trainers, if any."""
     before, wanted = (status.role(Role.TRAINER).replicas for status in (context.job.status, after))
     if after.finished or not is_resized(before=before, wanted=wanted):
         return ()
@@ -94,7 +94,7 @@ def _scaled(context: Context, after: FleetJobStatus) -> tuple[Event, ...]:
 
 
 def news(before: FleetJobStatus, after: FleetJobStatus) -> tuple[Event, ...]:
-    """Return the events for new conditions in a status."""
+    """Return the events for conditions that are new in a status."""
     events = []
     for condition in after.conditions:
         old = before.condition(condition.type)
@@ -114,12 +114,12 @@ def news(before: FleetJobStatus, after: FleetJobStatus) -> tuple[Event, ...]:
 
 
 def scaled_sentence(*, before: int, wanted: int) -> str:
-    """Return a sentence about a change in the number of trainers that restarts all replicas."""
+    """Return a sentence about a new number of trainers, for a job whose replicas all restart."""
     return f"trainer.replicas has changed from {before} to {wanted}: all replicas restart with the new number"
 
 
 def noted_sentence(*, before: int, wanted: int) -> str:
-    """Return a sentence about a change in the number of trainers of a job that has no pods."""
+    """Return a sentence about a new number of trainers, for a job without pods."""
     return f"trainer.replicas has changed from {before} to {wanted}: the job starts with the new number"
 
 
@@ -134,7 +134,7 @@ def joined_sentence(*, before: int, wanted: int) -> str:
 
 
 def too_late_sentence(*, asked: int, had: int) -> str:
-    """Return why an elastic job has fewer trainers than desired, as a sentence; empty if it has all."""
+    """Return a clause on why an elastic job has fewer trainers than desired; empty if it has all."""
     if asked <= had:
         return ""
     return f"; trainer.replicas is {asked}, but no trainer is added after a trainer has completed"

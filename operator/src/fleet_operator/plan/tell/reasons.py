@@ -1,4 +1,4 @@
-"""The reason why a job is pending, and a message with advice, for ``kubectl describe``.
+"""The reasons why a job is pending, each with a message and advice, as ``kubectl describe`` shows them.
 
 A gang waits for its queue to admit it, or for enough of its pods to be schedulable at once. Schedulers report
 this in the conditions of the pods, and some in the status of the PodGroup. Kueue reports it in a Workload,
@@ -85,14 +85,14 @@ PASSING = frozenset({"ContainerCreating", "PodInitializing"})
 
 
 class PendingReason(NamedTuple):
-    """A reason why a job is pending, and its message."""
+    """The reason why a job is pending, and a message that explains it."""
 
     reason: str
     sentence: str
 
 
 def why_not_created(context: Context, *, backed_off: Iterable[Replica], gated: bool) -> PendingReason | None:
-    """Return the reason why not all pods exist, or None if they do."""
+    """Return why some pods do not exist, or None if all exist."""
     missing, past, name_of = context.replicas.missing, context.replicas.past, context.replicas.name_of
     extras = ensure(context.extras, context.observed)
     incomplete = missing or extras or not context.observed.service
@@ -137,7 +137,7 @@ def why_not_created(context: Context, *, backed_off: Iterable[Replica], gated: b
 
 
 def given_back_sentence(context: Context) -> str:
-    """Return the message for a job that has released its pods because a quota does not admit all of them."""
+    """Return a sentence about a job that released its pods because a quota refused the others."""
     again = context.ledger.quota.not_before if context.ledger.quota is not None else None
     until = f"{again:%H:%M:%S} UTC" if again is not None else "soon"
     because = f": {context.observed.refused}" if context.observed.over_quota else ""
@@ -149,13 +149,13 @@ def given_back_sentence(context: Context) -> str:
 
 
 def _or_forced(context: Context, pods: Iterable[ObservedPod], sentence: str) -> str:
-    """Return `sentence`, followed by advice about any stuck pods."""
+    """Return a sentence, with advice appended if there are stuck pods."""
     command = how_to_force(pods, context.job.metadata.namespace, context.now)
     return "; ".join(filter(None, (sentence, command)))
 
 
 def _waiting_for_servers(context: Context) -> PendingReason:
-    """Return a reason that names the servers that trainers wait for; existing servers come first."""
+    """Return the reason that trainers wait for servers, naming one that is not ready."""
     reason = "WaitingForParameterServers"
     replicas = context.replicas
     slow = [each for each in replicas.wanted if each.role is Role.PSERVER and not replicas.is_ready(each)]
@@ -174,7 +174,7 @@ def _disabled(extra: Extra) -> str:
 
 
 def why_not_running(context: Context, not_created: PendingReason | None) -> PendingReason:
-    """Return why some replicas are not running: the first problem of a pod, or why pods are missing."""
+    """Return why some replicas are not running: a pod's problem, or the reason for missing pods."""
     if not_created is not None and not_created.reason != "Creating" and _is_gang_incomplete(context):
         return not_created  # no scheduler places a gang before its pods exist
     if (gang := _why_gang_waits(context)) is not None:
@@ -188,13 +188,13 @@ def why_not_running(context: Context, not_created: PendingReason | None) -> Pend
 
 
 def _is_gang_incomplete(context: Context) -> bool:
-    """Return whether fewer of a gang's pods exist than must be scheduled together."""
+    """Return whether fewer pods of a gang exist than must be scheduled together."""
     there = len(context.replicas.wanted) - len(context.replicas.missing)
     return context.job.gang is not Gang.NONE and there < context.job.min_member
 
 
 def _why_gang_waits(context: Context) -> PendingReason | None:
-    """Return why a gang's pods have no node, or None if the gang is not the cause."""
+    """Return why the pods of a gang have no node, or None if gang scheduling is not the cause."""
     pods = context.replicas.present.values()
     waiting = [pod for pod in pods if pod.node is None and pod.phase is PodPhase.PENDING]
     if context.job.gang is Gang.NONE or not waiting:
@@ -204,7 +204,7 @@ def _why_gang_waits(context: Context) -> PendingReason | None:
 
 
 def _not_admitted(context: Context, name: str, waiting: Sequence[ObservedPod]) -> PendingReason | None:
-    """Return why Kueue holds back a group, if it does; pods report other problems."""
+    """Return why Kueue holds back a group, or None if it does not."""
     gated = [pod for pod in waiting if any(gate.startswith(KUEUE) for gate in pod.gates)]
     if not gated:
         return None
@@ -222,7 +222,7 @@ def _not_admitted(context: Context, name: str, waiting: Sequence[ObservedPod]) -
 
 
 def _not_placed(context: Context, name: str, waiting: Sequence[ObservedPod]) -> PendingReason:
-    """Return the scheduler's message about the pod that delays the others, or else about the group."""
+    """Return why the scheduler has not placed a gang's pods."""
     with_reasons = sorted(
         (pod for pod in waiting if pod.reason), key=lambda pod: pod.reason in WAITS_FOR_OTHERS
     )
@@ -243,7 +243,7 @@ def _not_placed(context: Context, name: str, waiting: Sequence[ObservedPod]) -> 
 
 
 def why_unended(context: Context, pods: Iterable[ObservedPod]) -> PendingReason | None:
-    """Return a reason that names stuck pods, which only a person can remove, or None."""
+    """Return a reason that names stuck pods, or None if no pod is stuck."""
     pods = tuple(pods)
     stuck = stuck_pods(pods, context.now)
     if not stuck:
@@ -252,7 +252,7 @@ def why_unended(context: Context, pods: Iterable[ObservedPod]) -> PendingReason 
 
 
 def why_in_doubt(context: Context) -> PendingReason | None:
-    """Return why replicas that count as running may not be running, or None.
+    """Return why replicas that count as running may in fact not be running, or None.
 
     Their node is silent, or their pod was deleted and its end is not confirmed yet.
     """
@@ -269,7 +269,7 @@ def why_in_doubt(context: Context) -> PendingReason | None:
 
 
 def trouble(context: Context) -> ObservedPod | None:
-    """Return the first pod with a persistent problem, preferably one that is independent of other pods."""
+    """Return the pod with the most relevant persistent problem, or None."""
     with_reasons = [pod for pod in _not_running(context) if pod.reason and pod.reason not in PASSING]
     return next(
         (pod for pod in with_reasons if pod.reason not in WAITS_FOR_OTHERS), next(iter(with_reasons), None)
@@ -277,14 +277,14 @@ def trouble(context: Context) -> ObservedPod | None:
 
 
 def _not_running(context: Context) -> Iterator[ObservedPod]:
-    """Yield the pods that neither are running nor have ended."""
+    """Yield the pods that are neither running nor ended."""
     for pod in context.replicas.present.values():
         if not is_up(pod) and pod.exit_code is None:
             yield pod
 
 
 def _starting(context: Context) -> str:
-    """Return a sentence about pods that are not running yet but have no known problem."""
+    """Return a sentence about pods that have not started yet and report no problem."""
     slow = [pod.name for pod in _not_running(context)]
     if not slow:
         return "all pods exist, but not all of them run yet"
@@ -296,11 +296,11 @@ def _starting(context: Context) -> str:
 
 
 def advised(reason: str, sentence: str) -> str:
-    """Return the sentence, followed by advice if its reason requires action."""
+    """Return the sentence, with advice appended if its reason requires action."""
     advice = ADVICE.get(reason)
     return f"{sentence.rstrip('. ')}; {advice}" if advice else sentence
 
 
 def as_reason(word: str | None, otherwise: str) -> str:
-    """Return `word`, from a node or a webhook, if it is a valid condition reason; else `otherwise`."""
+    """Return a node's or webhook's `word` if it is valid as a condition reason, else `otherwise`."""
     return word if word and _REASON.fullmatch(word) else otherwise

@@ -1,4 +1,4 @@
-"""Builds the status of a decision: the conditions with reasons and messages, counts and attempts."""
+"""Builds the status that reports a decision: conditions, counts and restarts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def conditions(
     generation: int,
     now: datetime,
 ) -> tuple[Condition, ...]:
-    """Return the next status's conditions.
+    """Return the conditions of the next status.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ def build_status(
     start: datetime | None = None,
     completion: datetime | None = None,
 ) -> FleetJobStatus:
-    """Return the job's next status, including fields that this build does not know.
+    """Return a job's next status, keeping fields that this version of the operator does not know.
 
     Parameters
     ----------
@@ -138,7 +138,7 @@ def build_status(
 
 
 def only_counts_differ(one: FleetJobStatus, other: FleetJobStatus) -> bool:
-    """Return whether two statuses differ only in counts, progress and messages, so the write can wait."""
+    """Return whether two statuses differ only in values whose write can be delayed, such as counts."""
     return _without_counts(one) == _without_counts(other)
 
 
@@ -160,12 +160,12 @@ def _without_counts(status: FleetJobStatus) -> FleetJobStatus:
 
 
 def _what_stays(role: RoleStatus) -> RoleStatus:
-    """Return the part of a role's status that must be written immediately, such as completions."""
+    """Return the parts of a role's status whose changes must be written immediately, such as completions."""
     return RoleStatus(role=role.role, completed_indexes=role.completed_indexes)
 
 
 def _what_stays_known(ledger: StoredLedger) -> StoredLedger:
-    """Return the part of a ledger that must be written immediately, such as restarts."""
+    """Return the parts of a ledger whose changes must be written immediately, such as restarts."""
     roles = {role: StoredRole(restarts=own.restarts) for role, own in ledger.roles.items() if own.restarts}
     return ledger.model_copy(update={"roles": roles})
 

@@ -1,4 +1,4 @@
-"""Base classes of ``dataset.set_pipe_command`` programs, which convert lines of a file to samples.
+"""Base classes for ``dataset.set_pipe_command`` programs, which convert the lines of a file to samples.
 
 A generator's program reads lines from stdin and writes one line per sample: for each variable the number of
 its values, and the values, all separated by spaces: ``3 1926 8 17 1 0`` has three values of the first
@@ -18,7 +18,7 @@ Sample: TypeAlias = Sequence[tuple[str, Sequence[Any]]]
 
 
 class DataGenerator:
-    """The base class of `MultiSlotDataGenerator` and `MultiSlotStringDataGenerator`.
+    """The base class of data generators, which convert lines to samples.
 
     Notes
     -----
@@ -29,11 +29,11 @@ class DataGenerator:
         self.batch_size_ = 32
 
     def set_batch(self, batch_size: int) -> None:
-        """Set the number of samples in each call of `generate_batch` (default 32)."""
+        """Set the number of samples passed to each call of `generate_batch` (default 32)."""
         self.batch_size_ = batch_size
 
     def generate_sample(self, line: str | None) -> Callable[[], Iterable[Sample | None]]:
-        """Return a function that yields the samples of a line; subclasses must define this method.
+        """Return a function that yields the samples of a line; to be overridden.
 
         Parameters
         ----------
@@ -52,7 +52,7 @@ class DataGenerator:
         )
 
     def generate_batch(self, samples: list[Sample]) -> Callable[[], Iterable[Sample]]:
-        """Return a function that yields the samples of a batch, for example padded to one length.
+        """Return a function that yields a batch's samples, for example padded to equal length.
 
         Parameters
         ----------
@@ -62,11 +62,11 @@ class DataGenerator:
         return lambda: iter(samples)
 
     def run_from_stdin(self) -> None:
-        """Read lines from stdin, and write their samples to stdout."""
+        """Convert the lines on stdin to samples on stdout."""
         self._write(chain.from_iterable(self.generate_sample(line)() for line in sys.stdin))
 
     def run_from_memory(self) -> None:
-        """Call ``generate_sample(None)`` once, and write its samples to stdout."""
+        """Write the samples of a single call ``generate_sample(None)`` to stdout."""
         self._write(self.generate_sample(None)())
 
     def _write(self, samples: Iterable[Sample | None]) -> None:
@@ -93,7 +93,7 @@ class DataGenerator:
 
 
 class MultiSlotStringDataGenerator(DataGenerator):
-    """A generator of samples whose values are strings, which are written unchanged.
+    """A data generator for string values, which are written unchanged.
 
     Notes
     -----
@@ -105,7 +105,7 @@ class MultiSlotStringDataGenerator(DataGenerator):
 
 
 class MultiSlotDataGenerator(DataGenerator):
-    """A generator of samples whose values are integers or floats.
+    """A data generator for integer and float values.
 
     Notes
     -----
@@ -127,7 +127,7 @@ class MultiSlotDataGenerator(DataGenerator):
 
 
 def _numbers(name: str, values: Sequence[Any]) -> list[str]:
-    """Return numbers as strings; raise ConfigurationError if the list is empty or contains anything else."""
+    """Format numbers as strings; raise ConfigurationError for an empty list or other values."""
     if not values:
         raise ConfigurationError(f"{name} has no values; expected one or more: pad it in generate_sample")
     for value in values:

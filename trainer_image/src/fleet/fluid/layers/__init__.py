@@ -1,4 +1,4 @@
-"""The layers from which scripts build programs, with Paddle's names and arguments."""
+"""Layers, with Paddle's names and arguments, from which scripts build programs."""
 
 import sys
 from typing import TYPE_CHECKING

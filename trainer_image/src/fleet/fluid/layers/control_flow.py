@@ -1,4 +1,4 @@
-"""Conditional blocks, for schedules of the learning rate.
+"""Conditional blocks, for learning-rate schedules.
 
 A block of operators runs if its condition, a variable of one element, is true. Only operators that compute
 the learning rate may be conditional.
@@ -20,7 +20,7 @@ __all__ = ["Switch"]
 
 
 class Switch:
-    """Runs the first case whose condition is true, or else the default: Paddle's ``fluid.layers.Switch``.
+    """Runs the first case whose condition is true, else the default case: Paddle's ``fluid.layers.Switch``.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class Switch:
 
     @contextmanager
     def case(self, condition: ProgramVariable) -> Iterator[None]:
-        """Run the operators of the ``with`` block if `condition` is true and no earlier case has run.
+        """Run the ``with`` block's operators if `condition` is true and no earlier case has run.
 
         Parameters
         ----------
@@ -76,7 +76,7 @@ class Switch:
 
     @contextmanager
     def default(self) -> Iterator[None]:
-        """Run the operators of the ``with`` block if no case has run.
+        """Run the ``with`` block's operators if no case has run.
 
         Raises
         ------
@@ -98,7 +98,7 @@ class Switch:
 
 @contextmanager
 def _conditional(condition: ProgramVariable) -> Iterator[None]:
-    """Append a block that runs if a condition is true, and the operator that runs it."""
+    """Append the ``with`` block's operators to a new block that runs only if a condition is true."""
     program = default_main_program()
     outer = program.current_block()
     inner = program.create_block(outer.idx)

@@ -1,4 +1,4 @@
-"""Layers that compute element by element, reduce, compare, and create or reshape tensors.
+"""Layers that compute element by element, reduce, compare, create or reshape tensors.
 
 A layer appends operators to the default main program, and returns the variables of their results.
 """
@@ -89,7 +89,7 @@ def data(
     type: Any = None,
     stop_gradient: bool = True,
 ) -> Var:
-    """Declare data that is fed at run time.
+    """Declare data to be fed at run time.
 
     Parameters
     ----------
@@ -149,7 +149,7 @@ tanh = _unary("tanh")
 
 
 def gelu(x: Var, approximate: bool = False) -> Var:
-    """Compute the Gaussian error linear unit of each element."""
+    """Apply the Gaussian error linear unit to each element."""
     return Layer("gelu").append("gelu", {"X": x}, approximate=approximate)
 
 
@@ -188,17 +188,17 @@ not_equal = _comparison("not_equal")
 
 
 def logical_and(x: Var, y: Var, out: Var | None = None, name: str | None = None) -> Var:
-    """Compute ``x and y`` element by element."""
+    """Return the element-wise ``x and y``."""
     return Layer("logical_and", name).append("logical_and", {"X": x, "Y": y}, outputs={"Out": out})
 
 
 def logical_or(x: Var, y: Var, out: Var | None = None, name: str | None = None) -> Var:
-    """Compute ``x or y`` element by element."""
+    """Return the element-wise ``x or y``."""
     return Layer("logical_or", name).append("logical_or", {"X": x, "Y": y}, outputs={"Out": out})
 
 
 def logical_not(x: Var, out: Var | None = None, name: str | None = None) -> Var:
-    """Compute ``not x`` element by element."""
+    """Return the element-wise ``not x``."""
     return Layer("logical_not", name).append("logical_not", {"X": x}, outputs={"Out": out})
 
 
@@ -224,12 +224,12 @@ reduce_sum = _reduction("reduce_sum")
 
 
 def mean(x: Var, name: str | None = None) -> Var:
-    """Compute the mean of all elements, of shape ``(1,)``."""
+    """Return the mean of all elements, with shape ``(1,)``."""
     return Layer("mean", name).append("mean", {"X": x})
 
 
 def mul(x: Var, y: Var, x_num_col_dims: int = 1, y_num_col_dims: int = 1, name: str | None = None) -> Var:
-    """Multiply two tensors as matrices; the leading dimensions of each are flattened into its rows."""
+    """Multiply two tensors as matrices, after flattening the leading dimensions of each into rows."""
     attrs: dict[str, Any] = {"x_num_col_dims": x_num_col_dims, "y_num_col_dims": y_num_col_dims}
     return Layer("mul", name).append("mul", {"X": x, "Y": y}, **attrs)
 
@@ -242,7 +242,7 @@ def matmul(
     alpha: float = 1.0,
     name: str | None = None,
 ) -> Var:
-    """Multiply the last two dimensions as matrices, and the product by ``alpha``."""
+    """Multiply matrices in the last two dimensions, and scale the product by ``alpha``."""
     attrs: dict[str, Any] = {"transpose_X": transpose_x, "transpose_Y": transpose_y, "alpha": float(alpha)}
     return Layer("matmul", name).append("matmul", {"X": x, "Y": y}, **attrs)
 
@@ -253,12 +253,12 @@ def softmax(
     name: str | None = None,
     axis: int = -1,
 ) -> Var:
-    """Compute the softmax over a dimension."""
+    """Apply the softmax along a dimension."""
     return Layer("softmax", name).append("softmax", {"X": input}, axis=axis)
 
 
 def l2_normalize(x: Var, axis: int, epsilon: float = 1e-12, name: str | None = None) -> Var:
-    """Divide by the 2-norm along a dimension."""
+    """Divide by the L2 norm along a dimension."""
     axis = 0 if len(x.shape) == 1 else axis
     out: Var = Layer("l2_normalize", name).append("norm", {"X": x}, axis=axis, epsilon=epsilon)
     return out
@@ -277,20 +277,20 @@ def scale(
     act: str | None = None,
     name: str | None = None,
 ) -> Var:
-    """Compute ``scale * x + bias``; without `bias_after_scale`, ``scale * (x + bias)``."""
+    """Return ``scale * x + bias``; without `bias_after_scale`, return ``scale * (x + bias)``."""
     layer = Layer("scale", name)
     attrs: dict[str, Any] = {"scale": float(scale), "bias": float(bias), "bias_after_scale": bias_after_scale}
     return layer.activated(layer.append("scale", {"X": x}, **attrs), act)
 
 
 def clip(x: Var, min: float, max: float, name: str | None = None) -> Var:
-    """Limit each element to a range."""
+    """Clip each element to a range."""
     attrs: dict[str, Any] = {"min": float(min), "max": float(max)}
     return Layer("clip", name).append("clip", {"X": x}, **attrs)
 
 
 def cast(x: Var, dtype: Any) -> Var:
-    """Convert to another dtype; conversion to integers truncates."""
+    """Convert a tensor to another dtype; conversion to integers truncates."""
     attrs: dict[str, Any] = {"in_dtype": x.dtype, "out_dtype": _dtype(dtype)}
     return Layer("cast").append("cast", {"X": x}, **attrs)
 
@@ -302,13 +302,13 @@ def concat(input: Sequence[Var] | Var, axis: int = 0, name: str | None = None) -
 
 
 def sums(input: Sequence[Var] | Var, out: Var | None = None) -> Var:
-    """Add several tensors."""
+    """Return the sum of several tensors."""
     inputs = [input] if isinstance(input, Var) else list(input)
     return Layer("sum").append("sum", {"X": inputs}, outputs={"Out": out})
 
 
 def sum(x: Sequence[Var] | Var) -> Var:
-    """Add several tensors."""
+    """Return the sum of several tensors."""
     return sums(x)
 
 
@@ -320,7 +320,7 @@ def reshape(
     inplace: bool = False,
     name: str | None = None,
 ) -> Var:
-    """Change the shape; a size of 0 keeps that dimension, and a size of -1 is inferred."""
+    """Change a tensor's shape; a size of 0 keeps the dimension, and a size of -1 is inferred."""
     if actual_shape is not None or not all(isinstance(size, int) for size in shape):
         raise ConfigurationError(
             "layers.reshape: shape contains a variable; expected whole numbers, at most one of them -1"
@@ -331,29 +331,29 @@ def reshape(
 
 
 def squeeze(input: Var, axes: Sequence[int], name: str | None = None) -> Var:
-    """Remove dimensions of size 1."""
+    """Remove dimensions of size 1 from a tensor."""
     return Layer("squeeze", name).append("squeeze2", {"X": input}, axes=list(axes))
 
 
 def unsqueeze(input: Var, axes: int | Sequence[int], name: str | None = None) -> Var:
-    """Insert dimensions of size 1."""
+    """Insert dimensions of size 1 into a tensor."""
     chosen = [axes] if isinstance(axes, int) else list(axes)
     return Layer("unsqueeze2", name).append("unsqueeze2", {"X": input}, axes=chosen)
 
 
 def transpose(x: Var, perm: Sequence[int], name: str | None = None) -> Var:
-    """Permute the dimensions."""
+    """Permute the dimensions of a tensor."""
     return Layer("transpose", name).append("transpose2", {"X": x}, axis=list(perm))
 
 
 def gather(input: Var, index: Var, overwrite: bool = True) -> Var:
-    """Select rows by index."""
+    """Select rows of a tensor by index."""
     inputs = {"X": input, "Index": index}
     return Layer("gather").append("gather", inputs, overwrite=overwrite)
 
 
 def slice(input: Var, axes: Sequence[int], starts: Sequence[int], ends: Sequence[int]) -> Var:
-    """Select a range along each of some dimensions."""
+    """Select a range along each of several dimensions."""
     attrs: dict[str, Any] = {
         "axes": list(axes),
         "starts": list(starts),
@@ -370,7 +370,7 @@ def stack(x: Sequence[Var] | Var, axis: int = 0) -> Var:
 
 
 def unstack(x: Var, axis: int = 0, num: int | None = None) -> list[Var]:
-    """Split a tensor into its slices along a dimension."""
+    """Split a tensor along a dimension into tensors without that dimension."""
     layer, count = Layer("unstack"), x.shape[axis] if num is None else num
     outputs = [layer.temporary(x.dtype) for _ in range(count)]
     layer.append_all("unstack", {"X": x}, outputs={"Y": outputs}, axis=axis, num=count)
@@ -378,18 +378,18 @@ def unstack(x: Var, axis: int = 0, num: int | None = None) -> list[Var]:
 
 
 def expand(x: Var, expand_times: Sequence[int], name: str | None = None) -> Var:
-    """Repeat a tensor along its dimensions."""
+    """Repeat a tensor along its dimensions, each a given number of times."""
     return Layer("expand", name).append("expand", {"X": x}, expand_times=list(expand_times))
 
 
 def increment(x: Var, value: float = 1.0, in_place: bool = True) -> Var:
-    """Add a number to a tensor of one element."""
+    """Increase a one-element tensor by a number."""
     outputs = {"Out": x if in_place else None}
     return Layer("increment").append("increment", {"X": x}, outputs=outputs, step=float(value))
 
 
 def assign(input: Var, output: Var | None = None) -> Var:
-    """Copy a variable, by default to a new one."""
+    """Copy a variable into another, by default a new one."""
     if not isinstance(input, Var):
         raise ConfigurationError(
             f"layers.assign: input is {input!r}; expected a variable, such as layers.fill_constant returns"
@@ -405,7 +405,7 @@ def fill_constant(
     out: Var | None = None,
     name: str | None = None,
 ) -> Var:
-    """Create a constant; gradients end here."""
+    """Create a constant tensor, through which no gradients flow."""
     attrs: dict[str, Any] = {
         "shape": [int(size) for size in shape],
         "dtype": _dtype(dtype),
@@ -432,7 +432,7 @@ def fill_constant_batch_size_like(
     output_dim_idx: int = 0,
     force_cpu: bool = False,
 ) -> Var:
-    """Create a constant that takes one size from another tensor; gradients end here."""
+    """Create a constant tensor with the batch size of another; no gradients flow through it."""
     attrs: dict[str, Any] = {"shape": list(shape), "dtype": _dtype(dtype), "value": float(value)}
     attrs |= {"str_value": _text(value, attrs["dtype"]), "force_cpu": force_cpu}
     attrs |= {"input_dim_idx": input_dim_idx, "output_dim_idx": output_dim_idx}
@@ -441,12 +441,12 @@ def fill_constant_batch_size_like(
 
 
 def ones(shape: Sequence[int], dtype: Any, force_cpu: bool = False) -> Var:
-    """Create a constant of ones."""
+    """Create a tensor of ones."""
     return fill_constant(shape, dtype, 1.0, force_cpu)
 
 
 def zeros(shape: Sequence[int], dtype: Any, force_cpu: bool = False) -> Var:
-    """Create a constant of zeros."""
+    """Create a tensor of zeros."""
     return fill_constant(shape, dtype, 0.0, force_cpu)
 
 
@@ -466,7 +466,7 @@ def create_parameter(
     is_bias: bool = False,
     default_initializer: Any = None,
 ) -> Var:
-    """Create a parameter that does not belong to a layer."""
+    """Create a parameter outside any layer."""
     layer = Layer("create_parameter")
     given = attr if attr is not None or name is None else name
     return layer.parameter(given, shape, _dtype(dtype), is_bias=is_bias, default=default_initializer)

@@ -1,4 +1,4 @@
-"""Schedules of the learning rate, as operators that count the steps and compute the rate from the count.
+"""Learning-rate schedules, as operators that count steps and compute the rate from the count.
 
 The counter is a variable of the program, and is incremented before it is used: the first step is step 0, or
 step 1 for `noam_decay`. A trainer computes the rate with the forward operators, before its optimizer steps.
@@ -54,7 +54,7 @@ def create_global_var(
     force_cpu: bool = False,
     name: str | None = None,
 ) -> Var:
-    """Create a variable that the startup program sets to a value.
+    """Create a variable that the startup program sets to a constant value.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ def create_global_var(
 
 
 def autoincreased_step_counter(counter_name: str | None = None, begin: int = 1, step: int = 1) -> Var:
-    """Return a counter, which the first operator of the program increments in each run.
+    """Return a counter that the program's first operator increments in each run.
 
     Parameters
     ----------
@@ -106,12 +106,12 @@ def autoincreased_step_counter(counter_name: str | None = None, begin: int = 1, 
 
 
 def _decay_step_counter(begin: int = 0) -> Var:
-    """Return the number of the step, as float32."""
+    """Return the step number as float32."""
     return cast(autoincreased_step_counter(_COUNTER, begin), "float32")
 
 
 def noam_decay(d_model: int, warmup_steps: int, learning_rate: float | Var = 1.0) -> Var:
-    """Increase linearly for `warmup_steps` steps, then decay with the inverse square root of the step.
+    """Warm up linearly for `warmup_steps` steps, then decay with the inverse square root of the step.
 
     Parameters
     ----------
@@ -136,7 +136,7 @@ def noam_decay(d_model: int, warmup_steps: int, learning_rate: float | Var = 1.0
 def exponential_decay(
     learning_rate: float, decay_steps: int, decay_rate: float, staircase: bool = False
 ) -> Var:
-    """Decay exponentially: ``learning_rate * decay_rate ** (step / decay_steps)``."""
+    """Decrease the rate exponentially: ``learning_rate * decay_rate ** (step / decay_steps)``."""
     with _schedule():
         return learning_rate * (decay_rate ** _periods(decay_steps, staircase))
 
@@ -144,7 +144,7 @@ def exponential_decay(
 def natural_exp_decay(
     learning_rate: float, decay_steps: int, decay_rate: float, staircase: bool = False
 ) -> Var:
-    """Decay by ``learning_rate * exp(-decay_rate * step / decay_steps)``."""
+    """Decrease the rate exponentially: ``learning_rate * exp(-decay_rate * step / decay_steps)``."""
     with _schedule():
         return learning_rate * exp(-1 * decay_rate * _periods(decay_steps, staircase))
 
@@ -152,7 +152,7 @@ def natural_exp_decay(
 def inverse_time_decay(
     learning_rate: float, decay_steps: int, decay_rate: float, staircase: bool = False
 ) -> Var:
-    """Decay by ``learning_rate / (1 + decay_rate * step / decay_steps)``."""
+    """Decrease the rate over time: ``learning_rate / (1 + decay_rate * step / decay_steps)``."""
     with _schedule():
         return learning_rate / (1 + decay_rate * _periods(decay_steps, staircase))
 
@@ -169,7 +169,7 @@ def polynomial_decay(
     power: float = 1.0,
     cycle: bool = False,
 ) -> Var:
-    """Decay to `end_learning_rate` within `decay_steps` steps, by a power of the fraction that remains.
+    """Decrease the rate to `end_learning_rate` within `decay_steps` steps, along a polynomial.
 
     Parameters
     ----------
@@ -197,7 +197,7 @@ def polynomial_decay(
 
 
 def piecewise_decay(boundaries: list[int], values: list[float]) -> Var:
-    """Use a constant rate up to each boundary, and the last rate after the last boundary.
+    """Use a constant rate for each interval between boundaries.
 
     Parameters
     ----------
@@ -231,7 +231,7 @@ def piecewise_decay(boundaries: list[int], values: list[float]) -> Var:
 
 
 def cosine_decay(learning_rate: float, step_each_epoch: int, epochs: int) -> Var:
-    """Decay along a cosine, once per epoch: ``learning_rate / 2 * (cos(epoch * pi / epochs) + 1)``.
+    """Decrease the rate along a cosine, by epoch: ``learning_rate / 2 * (cos(epoch * pi / epochs) + 1)``.
 
     Parameters
     ----------
@@ -247,7 +247,7 @@ def cosine_decay(learning_rate: float, step_each_epoch: int, epochs: int) -> Var
 
 
 def linear_lr_warmup(learning_rate: float | Var, warmup_steps: int, start_lr: float, end_lr: float) -> Var:
-    """Increase linearly from `start_lr` to `end_lr` in `warmup_steps` steps, then use `learning_rate`.
+    """Increase the rate from `start_lr` to `end_lr` in `warmup_steps` steps, then use `learning_rate`.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Layers with parameters, losses and metrics."""
+"""Layers with parameters, and layers that compute losses or metrics."""
 
 from collections.abc import Sequence
 from math import prod
@@ -42,7 +42,7 @@ def fc(
     act: str | None = None,
     name: str | None = None,
 ) -> Var:
-    """Append a fully connected layer: a weight for each input, one bias, and an activation.
+    """Append a fully connected layer with one weight per input, one bias and an activation.
 
     Parameters
     ----------
@@ -156,7 +156,7 @@ def cross_entropy(
     soft_label: bool = False,
     ignore_index: int = -100,
 ) -> Var:
-    """Compute the cross entropy of probabilities; labels are classes or, if soft, probabilities."""
+    """Return the cross entropy of probabilities; labels are class ids or, if soft, probabilities."""
     inputs = {"X": input, "Label": label}
     if soft_label:
         layer = Layer("cross_entropy")
@@ -173,7 +173,7 @@ def softmax_with_cross_entropy(
     return_softmax: bool = False,
     axis: int = -1,
 ) -> Any:
-    """Compute the softmax and its cross entropy; with `return_softmax`, return both."""
+    """Return the cross entropy of the softmax; with `return_softmax`, return the softmax too."""
     softmax, loss = Layer("softmax_with_cross_entropy").append_all(
         "softmax_with_cross_entropy",
         {"Logits": logits, "Label": label},
@@ -186,14 +186,14 @@ def softmax_with_cross_entropy(
 
 
 def square_error_cost(input: Var, label: Var) -> Var:
-    """Compute the squared difference of each element."""
+    """Return the squared difference of each pair of elements."""
     layer = Layer("square_error_cost")
     difference = layer.append("elementwise_sub", {"X": input, "Y": label})
     return layer.append("square", {"X": difference})
 
 
 def log_loss(input: Var, label: Var, epsilon: float = 1e-4, name: str | None = None) -> Var:
-    """Compute the cross entropy between a probability and a label of 0 or 1."""
+    """Return the cross entropy between a predicted probability and a label of 0 or 1."""
     inputs = {"Predicted": input, "Labels": label}
     return Layer("log_loss", name).append("log_loss", inputs, epsilon=float(epsilon))
 
@@ -201,7 +201,7 @@ def log_loss(input: Var, label: Var, epsilon: float = 1e-4, name: str | None = N
 def sigmoid_cross_entropy_with_logits(
     x: Var, label: Var, ignore_index: int = -100, name: str | None = None, normalize: bool = False
 ) -> Var:
-    """Compute the cross entropy between sigmoids and labels."""
+    """Return the cross entropy between the sigmoid of logits and labels."""
     layer = Layer("sigmoid_cross_entropy_with_logits", name)
     return layer.append(
         "sigmoid_cross_entropy_with_logits",
@@ -212,7 +212,7 @@ def sigmoid_cross_entropy_with_logits(
 
 
 def topk(input: Var, k: int, name: str | None = None) -> tuple[Var, Var]:
-    """Return the `k` largest values of each row, and their positions; gradients end here."""
+    """Return the `k` largest values of each row and their positions; no gradients flow through them."""
     values, indices = Layer("top_k", name).append_all("top_k", {"X": input}, k=int(k))
     values.stop()
     indices.stop()
@@ -226,7 +226,7 @@ def accuracy(
     correct: Var | None = None,
     total: Var | None = None,
 ) -> Var:
-    """Compute the fraction of rows whose label is among the `k` largest values."""
+    """Return the fraction of rows whose label is among the `k` largest values."""
     layer = Layer("accuracy")
     values, indices = topk(input, k)
     inputs = {"Out": values, "Indices": indices, "Label": label}
@@ -241,7 +241,7 @@ def auc(
     topk: int = 1,
     slide_steps: int = 1,
 ) -> tuple[Var, Var, list[Var]]:
-    """Compute the area under the ROC curve, over all batches and over the last batches.
+    """Return the area under the ROC curve over all batches, and over the most recent batches.
 
     Parameters
     ----------
@@ -293,7 +293,7 @@ def _state(layer: Layer, shape: Sequence[int]) -> Var:
 
 
 def one_hot(input: Var, depth: int, allow_out_of_range: bool = False) -> Var:
-    """Encode each id as a one-hot vector; gradients end here."""
+    """Encode each id as a one-hot vector, through which no gradients flow."""
     attrs: dict[str, Any] = {"depth": int(depth), "allow_out_of_range": allow_out_of_range}
     return Layer("one_hot").append("one_hot", {"X": input}, stop_gradient=True, **attrs)
 
@@ -305,7 +305,7 @@ def label_smooth(
     dtype: Any = "float32",
     name: str | None = None,
 ) -> Var:
-    """Smooth labels: mix them with a distribution, by default the uniform one."""
+    """Smooth labels by mixing them with a distribution, by default the uniform one."""
     # Paddle's layer also changes the label that it is given.
     label.stop()
     inputs = {"X": label, "PriorDist": prior_dist}
@@ -320,7 +320,7 @@ def dropout(
     name: str | None = None,
     dropout_implementation: str = "downgrade_in_infer",
 ) -> Var:
-    """Replace random elements by 0."""
+    """Set randomly chosen elements to 0."""
     layer = Layer("dropout", name)
     chosen = seed if seed else layer.main.random_seed
     out, mask = layer.temporary(x.dtype), layer.temporary("uint8", stop_gradient=True)
@@ -341,7 +341,7 @@ def _pair(value: int | Sequence[int]) -> list[int]:
 
 
 def _padding(given: Any) -> dict[str, Any]:
-    """Return the attributes of a padding: one, two or four numbers, four pairs, or an algorithm's name."""
+    """Return the attributes for a padding: one, two or four numbers, four pairs, or an algorithm's name."""
     if isinstance(given, str):
         if given.upper() not in ("SAME", "VALID"):
             raise ConfigurationError(f"padding is {given!r}; expected numbers, 'SAME' or 'VALID'")
@@ -380,7 +380,7 @@ def conv2d(
     name: str | None = None,
     data_format: str = "NCHW",
 ) -> Var:
-    """Append a convolution of images, a bias for each filter, and an activation."""
+    """Append a 2-D convolution with one bias per filter, and an activation."""
     _check_layout(data_format)
     layer = Layer("conv2d", name)
     channels, count, window = input.shape[1], groups or 1, _pair(filter_size)
@@ -415,7 +415,7 @@ def pool2d(
     exclusive: bool = True,
     data_format: str = "NCHW",
 ) -> Var:
-    """Reduce windows of images to their maximum or average."""
+    """Reduce each window of an image to its maximum or average."""
     _check_layout(data_format)
     return Layer("pool2d", name).append(
         "pool2d",
@@ -446,7 +446,7 @@ def batch_norm(
     do_model_average_for_mean_and_var: bool = True,
     use_global_stats: bool = False,
 ) -> Var:
-    """Normalize over the batch; the running statistics are parameters that are not trained."""
+    """Normalize over the batch; the running statistics are parameters without gradients."""
     _check_layout(data_layout)
     layer, sizes = Layer("batch_norm", name), [input.shape[1]]
     weight = layer.parameter(param_attr, sizes, "float32", default=initializer.Constant(1.0))
@@ -486,7 +486,7 @@ def layer_norm(
     act: str | None = None,
     name: str | None = None,
 ) -> Var:
-    """Normalize over all dimensions from `begin_norm_axis` on."""
+    """Normalize over the dimensions from `begin_norm_axis` on."""
     layer, sizes = Layer("layer_norm", name), [prod(input.shape[begin_norm_axis:])]
     inputs: dict[str, Any] = {"X": input}
     if scale:

@@ -1,4 +1,4 @@
-"""The operators of built programs, and how PyTorch computes them."""
+"""The operators of built programs, and their computation with PyTorch."""
 
 from fleet.fluid.operators import arithmetic, images, losses, metrics, parameters, rows
 from fleet.fluid.operators.kinds import GRAD, Gradient, Kind, kind_of, kinds

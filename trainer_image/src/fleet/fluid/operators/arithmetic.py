@@ -1,4 +1,4 @@
-"""Operators that compute element by element, reduce dimensions, and multiply matrices."""
+"""Operators for element-wise arithmetic, reductions and matrix products."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,12 +17,12 @@ _COS_SIM: dict[str, Any] = {"@ALL_KERNELS_MUST_COMPUTE_RUNTIME_SHAPE@": True}
 
 
 def _gradient_by(type: str, attrs: Any) -> Gradient:  # noqa: A002 - as in `Operator`
-    """Return a gradient that a forward operator computes from the output's gradient."""
+    """Return a gradient computed by a forward operator from the output's gradient."""
     return Gradient(("X",), ("Out@GRAD",), type, attrs, slots={"Out@GRAD": "X", "X@GRAD": "Out"})
 
 
 def _unary(type: str, reads: str, compute: Any, **attrs: Any) -> None:  # noqa: A002 - as in `Operator`
-    """Register a function of one tensor; the gradient operator reads `reads` and the output's gradient."""
+    """Register a function of one tensor; its gradient operator reads `reads` and the output's gradient."""
     gradient = Gradient(("X",), tuple(sorted((*reads.split(), "Out@GRAD"))), lod_from="Out")
     kind(type, "X", "Out", grad=gradient, **attrs)(compute)
 
@@ -107,7 +107,7 @@ def _cast(x: Tensor, out_dtype: str) -> Tensor:
 
 
 def aligned(x: Tensor, y: Tensor, axis: int) -> Tensor:
-    """Return `y` with trailing dimensions of size 1, so that its first dimension is `axis` of `x`."""
+    """Return `y` with size-1 dimensions appended, so that it broadcasts to `x` from dimension `axis` on."""
     behind = x.dim() - (x.dim() - y.dim() if axis == -1 else axis) - y.dim()
     while behind < 0 and y.shape[-1] == 1:
         y, behind = y.squeeze(-1), behind + 1
@@ -119,7 +119,7 @@ def _wider(shapes: Mapping[str, Any], _: Mapping[str, Any]) -> Sequence[Shape]:
 
 
 def _binary(type: str, reads: str, compute: Any) -> None:  # noqa: A002 - as in `Operator`
-    """Register a function of two tensors; the second may have fewer dimensions."""
+    """Register a function of two tensors, the second of which may have fewer dimensions."""
     gradient = Gradient(("X", "Y"), tuple(sorted((*reads.split(), "Out@GRAD")))) if reads else None
 
     @kind(type, "X Y", "Out", shapes=_wider, lod="X", grad=gradient, axis=-1)
@@ -195,7 +195,7 @@ def _reduced(shapes: Mapping[str, Any], attrs: Mapping[str, Any]) -> Sequence[Sh
 
 
 def _reduction(type: str, compute: Any) -> None:  # noqa: A002 - as in `Operator`
-    """Register a reduction of some dimensions, or of all."""
+    """Register a reduction over some or all dimensions."""
 
     @kind(
         type,
@@ -222,7 +222,7 @@ _reduction("reduce_min", lambda x, dims, keep: _extreme(x, torch.amin, dims, kee
 
 
 class _Extreme(torch.autograd.Function):
-    """The largest or smallest elements; each of several equal elements gets the whole gradient."""
+    """The maxima or minima; each of several equal elements receives the whole gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, function: Any, dims: list[int]) -> Tensor:
@@ -274,7 +274,7 @@ def _product(shapes: Mapping[str, Any], attrs: Mapping[str, Any]) -> Sequence[Sh
 
 
 def _without_ones(shape: Shape, x_dims: int, y_dims: int) -> Shape:
-    """Return the shape of a product without the dimensions that were added to vectors."""
+    """Return a product's shape without the dimensions that were added to vectors."""
     if x_dims == 1 and shape[-2] == 1:
         shape = (*shape[:-2], shape[-1])
     if y_dims == 1 and shape[-1] == 1:
@@ -357,7 +357,7 @@ def _cos_sim(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _norm_of_rows(x: Tensor) -> Tensor:
-    """Return the norm of each row, at least 1e-4 as in the original; gradients ignore this bound."""
+    """Return the norm of each row, at least 1e-4 as in Paddle; gradients ignore this bound."""
     squares = (x * x).sum(1, True)
     squares.data.clamp_(min=1e-8)  # hidden from autograd
     return torch.sqrt(squares)

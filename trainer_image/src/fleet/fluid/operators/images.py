@@ -1,4 +1,4 @@
-"""Operators on images, and normalization."""
+"""Operators for images, and normalization."""
 
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -12,7 +12,7 @@ from fleet.fluid.operators.kinds import Gradient, Shape, kind
 
 
 def _around(sizes: Sequence[int], reach: Sequence[int], attrs: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """Return the padding before and after each dimension of images."""
+    """Return the padding before and after each spatial dimension."""
     paddings, strides = attrs["paddings"], attrs["strides"]
     if attrs["padding_algorithm"] == "SAME":
         around = []
@@ -45,7 +45,7 @@ def _reach(windows: Sequence[int], attrs: Mapping[str, Any]) -> list[int]:
 
 
 def _padded(x: Tensor, around: Sequence[tuple[int, int]], value: float = 0.0) -> tuple[Tensor, list[int]]:
-    """Pad images here if their padding is not symmetric; also return the padding that is left to PyTorch."""
+    """Apply asymmetric padding; return the images and the padding left to PyTorch."""
     if all(before == behind for before, behind in around):
         return x, [before for before, _ in around]
     flat = [each for pair in reversed(around) for each in pair]

@@ -1,4 +1,4 @@
-"""The kinds of operators in built programs: slots, attributes, shapes, computation and gradient.
+"""The kinds of operators in built programs: slots, attributes, shape inference, computation and gradient.
 
 A kind is registered by the decorator `kind` on the function that computes it::
 
@@ -28,7 +28,7 @@ Shapes = Callable[[Mapping[str, Any], Mapping[str, Any]], Sequence[Shape]]
 
 @dataclass(frozen=True)
 class Gradient:
-    """The operator that computes the gradients of an operator's inputs, as programs show it.
+    """The operator that computes the gradients of an operator's inputs.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of operator.
+    """A kind of operator: its slots, attributes, computation and gradient.
 
     Attributes
     ----------
@@ -106,7 +106,7 @@ class Kind:
     takes: tuple[str, ...]
 
     def lod_slot(self, attrs: Mapping[str, Any]) -> str:
-        """Return the input slot whose sequences the outputs form; empty if there is none."""
+        """Return the input slot from which the outputs take their sequences; empty if there is none."""
         return self.lod(attrs) if callable(self.lod) else self.lod
 
 
@@ -114,7 +114,7 @@ _kinds: dict[str, Kind] = {}
 
 
 def kind_of(type: str) -> Kind:  # noqa: A002 - as in `Operator`
-    """Return the kind of operator with this type.
+    """Return the kind of operator with the given type.
 
     Raises
     ------
@@ -130,7 +130,7 @@ def kind_of(type: str) -> Kind:  # noqa: A002 - as in `Operator`
 
 
 def kinds() -> Mapping[str, Kind]:
-    """Return all kinds by type."""
+    """Return all kinds of operators, by type."""
     return _kinds
 
 
@@ -148,7 +148,7 @@ def kind(
     forgets: bool = False,
     **attrs: Attribute,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register the decorated function as the computation of a kind of operator; see the module."""
+    """Register the decorated function as the computation of a kind of operator."""
 
     def register(compute: Callable[..., Any]) -> Callable[..., Any]:
         marked = inputs.split()

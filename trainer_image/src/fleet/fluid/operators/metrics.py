@@ -78,7 +78,7 @@ def _auc(
 
 
 def _count(state: Tensor, counts: Tensor, slide_steps: int) -> tuple[Tensor, Tensor]:
-    """Add the counts of a batch to the state; return the counts of all batches in the window, and the state.
+    """Add a batch's counts to the state; return the window's total counts, and the state.
 
     The state of a window contains the counts of each of its batches, their sum, and the number of batches.
     """

@@ -1,4 +1,4 @@
-"""Operators that create constants and random numbers, and those that clip gradients and update parameters."""
+"""Operators that create constants and random numbers, clip gradients, and update parameters."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -70,7 +70,7 @@ def _fill_like(
 
 
 def _initial(type: str, fill: Callable[[Tensor, dict[str, Any]], object], **attrs: Any) -> None:  # noqa: A002 - as in `Operator`
-    """Register an operator of the startup program; `fill` sets the values of a new tensor in place."""
+    """Register an operator of startup programs; `fill` fills a new tensor in place."""
 
     @kind(
         type,
@@ -92,7 +92,7 @@ def _initial(type: str, fill: Callable[[Tensor, dict[str, Any]], object], **attr
 
 
 def _generator(attrs: dict[str, Any]) -> Generator | None:
-    """Return the generator of a seed; None for torch's global generator if there is no seed."""
+    """Return a random generator for a seed, or None for torch's global generator."""
     return torch.Generator("cpu").manual_seed(int(attrs["seed"])) if attrs.get("seed") else None
 
 
@@ -130,7 +130,7 @@ def _not_computed(*_: Any) -> Any:
 
 
 def _update(type: str, slots: str, **attrs: Any) -> None:  # noqa: A002 - as in `Operator`
-    """Register an update, computed by `fleet.optim`, of a parameter and its state."""
+    """Register an operator that updates a parameter and its state with `fleet.optim`."""
     outputs = " ".join(f"{slot}Out" for slot in slots.split())
     kind(type, f"Param Grad LearningRate {slots}", f"ParamOut {outputs}", shapes=lambda _, __: (), **attrs)(
         _not_computed

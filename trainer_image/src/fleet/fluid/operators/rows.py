@@ -1,4 +1,4 @@
-"""Operators that look up rows, pool sequences of rows, and change the layout of a tensor."""
+"""Operators that look up rows, pool sequences of rows, and rearrange tensors."""
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
@@ -35,7 +35,7 @@ def _lookup_table(ids: Tensor, table: Tensor, is_sparse: bool, padding_idx: int)
 
 
 def is_distributed(block: Block, table: str) -> bool:
-    """Return whether look-ups of a table say that it is spread over parameter servers."""
+    """Return whether the look-ups of a table mark it as distributed over parameter servers."""
     return any(
         op.type == "lookup_table" and op.inputs["W"] == (table,) and bool(op.attrs["is_distributed"])
         for op in block.ops
@@ -43,7 +43,7 @@ def is_distributed(block: Block, table: str) -> bool:
 
 
 def padded(rows: Tensor, ids: Tensor, padding_idx: int, *, keeps: bool) -> Tensor:
-    """Return looked-up rows, with zeros for the padding id.
+    """Return looked-up rows with the rows of the padding id set to zero.
 
     Parameters
     ----------
@@ -95,14 +95,14 @@ def _per(lengths: Tensor, x: Tensor) -> Tensor:
 
 
 def _at(x: Tensor, positions: Tensor) -> Tensor:
-    """Return rows at positions; the position of an empty sequence may be past the last row."""
+    """Return the rows at the given positions; an empty sequence's position may lie beyond the last row."""
     return (
         x[positions.clamp(0, max(len(x) - 1, 0))] if len(x) else x.new_zeros((len(positions), *x.shape[1:]))
     )
 
 
 def _largest(x: Tensor, lengths: Tensor) -> Tensor:
-    """Return the largest value of each sequence; of several equal values, the first gets the gradient."""
+    """Return the maximum of each sequence; of several equal values, the first one receives the gradient."""
     longest = int(lengths.max()) if len(lengths) else 0
     sequences, begins = torch.repeat_interleave(lengths), lengths.cumsum(0) - lengths
     places = sequences * longest + torch.arange(len(x), device=x.device) - begins[sequences]

@@ -1,4 +1,4 @@
-"""The part of the `paddle` package that scripts use: ``import fleet.fluid.paddle as paddle``.
+"""The part of the ``paddle`` package that scripts use: ``import fleet.fluid.paddle as paddle``.
 
 A reader is a function without arguments that returns an iterator over samples; `batch` and the decorators in
 `fleet.fluid.paddle.reader` make readers from readers.
@@ -15,7 +15,7 @@ __all__ = ["batch", "enable_static"]
 
 
 def enable_static() -> None:
-    """Do nothing: programs are always built before they run, as this call of Paddle 2 requests."""
+    """Do nothing, because programs always run in the static mode that this call requests."""
 
 
 if not TYPE_CHECKING:

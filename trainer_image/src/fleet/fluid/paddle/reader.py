@@ -1,4 +1,4 @@
-"""Decorators for readers, which are functions that return an iterator over samples.
+"""Decorators for readers; a reader is a function that returns an iterator over samples.
 
 `shuffle` uses Python's module `random`, as in Paddle, so ``random.seed`` makes an order reproducible.
 """
@@ -36,7 +36,7 @@ class ComposeNotAligned(ConfigurationError, ValueError):  # noqa: N818 - Paddle'
 
 
 def batch(reader: Reader[T], batch_size: int, drop_last: bool = False) -> Reader[list[T]]:
-    """Return a reader of lists of samples.
+    """Return a reader that groups samples into lists.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ def batch(reader: Reader[T], batch_size: int, drop_last: bool = False) -> Reader
 
 
 def shuffle(reader: Reader[T], buf_size: int) -> Reader[T]:
-    """Return a reader that shuffles samples within buffers, reproducibly after ``random.seed``.
+    """Return a reader that shuffles samples within a buffer, reproducibly after ``random.seed``.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ def shuffle(reader: Reader[T], buf_size: int) -> Reader[T]:
 
 
 def map_readers(func: Callable[..., T], *readers: Reader[Any]) -> Reader[T]:
-    """Return a reader that applies a function to one sample from each reader.
+    """Return a reader that applies a function to one sample of each reader.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ def map_readers(func: Callable[..., T], *readers: Reader[Any]) -> Reader[T]:
 
 
 def chain(*readers: Reader[T]) -> Reader[T]:
-    """Return a reader of the samples of all readers, one reader after another.
+    """Return a reader that concatenates readers.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ def chain(*readers: Reader[T]) -> Reader[T]:
 
 
 def compose(*readers: Reader[Any], check_alignment: bool = True) -> Reader[tuple[Any, ...]]:
-    """Return a reader that joins one sample from each reader into a tuple.
+    """Return a reader that joins one sample of each reader into a tuple.
 
     Parameters
     ----------
@@ -156,7 +156,7 @@ def compose(*readers: Reader[Any], check_alignment: bool = True) -> Reader[tuple
 
 
 def buffered(reader: Reader[T], size: int) -> Reader[T]:
-    """Return a reader that reads samples ahead in a thread.
+    """Return a reader that prefetches samples in a thread.
 
     Parameters
     ----------
@@ -181,7 +181,7 @@ def buffered(reader: Reader[T], size: int) -> Reader[T]:
 
 
 def firstn(reader: Reader[T], n: int) -> Reader[T]:
-    """Return a reader of the first `n` samples.
+    """Return a reader that stops after the first `n` samples.
 
     Parameters
     ----------
@@ -214,7 +214,7 @@ def cache(reader: Reader[T]) -> Reader[T]:
 def xmap_readers(
     mapper: Callable[[Any], T], reader: Reader[Any], process_num: int, buffer_size: int, order: bool = False
 ) -> Reader[T]:
-    """Return a reader that applies a function to each sample in several threads.
+    """Return a reader that applies a function to samples in several threads.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Data sets, provided as readers."""
+"""Datasets, each provided as readers."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""A regression data set with 13 normalised features: one reader for 80 % of the samples, one for the rest.
+"""A regression dataset with 13 normalized features: 80 % training samples, 20 % test samples.
 
 Paddle's data, house prices in Boston, is neither shipped nor downloaded. If the folder ``FLEET_DATASET_DIR``
 contains Paddle's file ``uci_housing/housing.data``, that file is read; Paddle downloads it to
