@@ -116,7 +116,8 @@ class UiServer:
         answer: web.StreamResponse
         if request.host not in (f"{HOST}:{self._port}", f"localhost:{self._port}"):
             answer = web.Response(text=f"expected the host {HOST}:{self._port}\n", status=421)
-        elif not hmac.compare_digest(given.encode(), self._token.encode()):
+        # aiohttp decodes bytes of a header that are not UTF-8 to surrogates, which UTF-8 cannot encode.
+        elif not hmac.compare_digest(given.encode(errors="replace"), self._token.encode()):
             answer = web.Response(
                 text="open the address that `fleetjob ui` has printed; it has a token\n", status=403
             )

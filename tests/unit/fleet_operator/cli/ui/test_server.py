@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import socket
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -41,6 +42,16 @@ async def test_the_token_opens_the_page_and_a_cookie_the_data():
         assert (await answer.json())["jobs"] == []
         for path, kind in (("/ui.js", "text/javascript"), ("/ui.css", "text/css")):
             assert (await session.get(f"{address}{path}")).content_type == kind
+
+
+async def test_a_cookie_that_is_no_text_is_refused_like_a_wrong_one():
+    async with served() as (address, _):
+        port = int(address.rpartition(":")[2])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        host = f"Host: 127.0.0.1:{port}\r\nConnection: close".encode()
+        writer.write(b"GET / HTTP/1.1\r\n%b\r\nCookie: fleetjob-%d=\xff\r\n\r\n" % (host, port))
+        assert (await reader.read()).startswith(b"HTTP/1.1 403 ")
+        writer.close()
 
 
 async def test_another_host_s_name_is_refused():
