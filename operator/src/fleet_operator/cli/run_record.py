@@ -74,8 +74,11 @@ def register(folder: Path, runs: Path) -> None:
     link = runs / run_id(folder)
     link.unlink(missing_ok=True)
     link.symlink_to(folder.resolve())
-    links = sorted(runs.iterdir(), key=lambda each: each.lstat().st_mtime, reverse=True)
-    for number, each in enumerate(links):
+    links = list[tuple[float, Path]]()
+    for each in runs.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another run that starts now may have removed it
+            links.append((each.lstat().st_mtime, each))
+    for number, (_, each) in enumerate(sorted(links, reverse=True)):
         if each.is_symlink() and (number >= KEPT_RUNS or not each.exists()):
             each.unlink(missing_ok=True)
 

@@ -36,7 +36,7 @@ class LocalRuns:
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = folders
-        self._records: dict[str, tuple[int, Document]] = {}  # by run: the time of the file, and its content
+        self._records: dict[str, tuple[tuple[int, ...], Document]] = {}  # by run: what the file was, and held
         self._points: dict[str, Points] = {}
         self._reading = threading.Lock()  # requests run in threads, and two pages may show the same run
 
@@ -53,7 +53,10 @@ class LocalRuns:
         if folder is None or record is None:
             return None
         with self._reading:
-            points = self._points.setdefault(name, Points(folder / POINTS))
+            points = self._points.get(name)
+            # The file of a later run in the same folder may by now be longer than the part that was read.
+            if points is None or points.started != record["started"]:
+                points = self._points[name] = Points(folder / POINTS, record["started"])
             points.read()
             series = points.series.thinned()
         return {
@@ -104,7 +107,9 @@ class LocalRuns:
     def _record(self, name: str, folder: Path) -> Document | None:
         path = folder / RECORD
         try:
-            changed = path.stat().st_mtime_ns
+            found = path.stat()
+            # The time has the resolution of the kernel's tick, within which a record may be replaced twice.
+            changed = (found.st_mtime_ns, found.st_ino, found.st_size)
             if (known := self._records.get(name)) is not None and known[0] == changed:
                 return known[1]
             record: Document = json.loads(path.read_bytes())
@@ -150,9 +155,10 @@ class LocalRuns:
 class Points:
     """The curves in a points file, which is read incrementally."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, started: str) -> None:
         self._path = path
         self._position = 0
+        self.started = started
         self.series = Series()
 
     def read(self) -> None:

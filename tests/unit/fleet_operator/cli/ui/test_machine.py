@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +18,7 @@ from fleet_operator.plan.observe.progress import Progress
 from tests.support.jobs import collective_manifest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -130,6 +133,54 @@ def test_the_user_s_runs_are_links_and_links_to_nothing_go(tmp_path: Path):
     folders[0].rmdir()
     register(folders[1], runs)
     assert [link.resolve() for link in runs.iterdir()] == [folders[1]]
+
+
+def test_a_link_that_another_run_removes_meanwhile_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    runs, folder = tmp_path / "runs", tmp_path / "a"
+    folder.mkdir()
+    runs.mkdir()
+    dead = runs / "dead"
+    dead.symlink_to(tmp_path / "nothing")
+    listed = type(runs).iterdir
+
+    def iterdir(path: Path) -> Iterator[Path]:
+        found = [*listed(path)]
+        dead.unlink()
+        return iter(found)
+
+    monkeypatch.setattr(type(runs), "iterdir", iterdir)
+    register(folder, runs)
+    monkeypatch.undo()
+    assert [link.resolve() for link in runs.iterdir()] == [folder]
+
+
+def test_a_later_run_in_the_same_log_folder_has_curves_of_its_own(
+    logs: Path, view: JobView, said: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    runs = LocalRuns([logs])
+    for day, history in ((1, {1: 1.0}), (2, {1: 9.0, 2: 8.0, 3: 7.0})):
+        began = datetime(2026, 1, day, tzinfo=UTC)
+        monkeypatch.setattr("fleet_operator.cli.run_record.now", began.replace)
+        next(iter(view.replicas.values())).progress = None
+        hear(view, step=len(history), history=history)
+        with closing(RunRecord(logs, view.job, said.append)) as record:
+            record.update(view)
+        detail = runs.detail(run_id(logs))
+        assert detail is not None
+        assert detail["series"]["loss"] == {"trainer-0": [*history.items()]}
+
+
+def test_a_record_that_was_replaced_within_the_same_tick_is_read_again(
+    logs: Path, view: JobView, said: list[str]
+):
+    runs = LocalRuns([logs])
+    with closing(RunRecord(logs, view.job, said.append)) as record:
+        for state in ("Running", "Stopped"):
+            record.finish(view, state, "")
+            os.utime(logs / RECORD, ns=(0, 0))
+            assert [row["state"] for row in runs.rows()] == [state]
 
 
 def test_what_is_no_record_is_left_out(logs: Path):
