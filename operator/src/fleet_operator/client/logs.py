@@ -293,8 +293,12 @@ class Logs:
     async def _follow_pod(self, pod: Mapping[str, Any], params: dict[str, str]) -> None:
         """Read one pod's log to the end, reconnecting after errors."""
         reading, position = self._readings[pod["metadata"]["uid"]], Position()
-        tries_left = LAST_TRIES
+        tries_left, reopens = LAST_TRIES, False
         while True:
+            # Pods have the same name in each life, and a log is requested by name only.
+            if reopens and await self._is_gone(pod):
+                return
+            reopens = True
             problem: Exception | None = None
             position.reopen()
             try:
@@ -323,12 +327,29 @@ class Logs:
 
     async def _lives_on(self, pod: Mapping[str, Any]) -> bool:
         """Return whether the pod with this uid is still running, and may thus write more lines."""
+        try:
+            found = await self._current(pod)
+        except ApiError:
+            return True
+        return found is not None and has_not_ended(found)
+
+    async def _is_gone(self, pod: Mapping[str, Any]) -> bool:
+        """Return whether the pod with this uid is known not to exist any more."""
+        try:
+            return await self._current(pod) is None
+        except ApiError:
+            return False
+
+    async def _current(self, pod: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Return the current state of the pod with this uid, or None if it does not exist any more."""
         name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
         try:
             found = await self._session.client.get(f"{collection('pods', self._session.namespace)}/{name}")
         except ApiError as error:
-            return error.status != 404
-        return bool(found["metadata"]["uid"] == uid and has_not_ended(found))
+            if error.status != 404:
+                raise
+            return None
+        return found if found["metadata"]["uid"] == uid else None
 
     async def _read(
         self, pod: Mapping[str, Any], params: Mapping[str, str], *, silence_seconds: float | None = None

@@ -121,6 +121,23 @@ async def test_a_replica_that_starts_again_is_followed_into_its_next_life(world:
     assert [each.get("tailLines") for each in world.asked] == ["1", None]  # of a new life all is wanted
 
 
+async def test_the_log_of_a_pod_that_was_replaced_is_not_read_for_both(world: LogServer):
+    async def ends_with_its_pod(response: web.StreamResponse) -> None:
+        await response.write(at(1, "first life"))
+        await world.until_shown(1)
+        world.put(0, at(9, "second life"), life=1)
+        await cut(response)
+
+    world.put(0, ends_with_its_pod)
+    async with world.session() as session:
+        following = asyncio.create_task(world.reading(session).follow())
+        await world.until_shown(2)
+        world.put(0, life=1, phase="Succeeded")
+        world.set_job("Succeeded")
+        assert await following == 0
+    assert world.shown == ["[trainer-0] first life", "[trainer-0] second life"]
+
+
 async def test_a_log_whose_connection_breaks_goes_on_where_it_broke(world: LogServer):
     async def breaks(response: web.StreamResponse) -> None:
         await response.write(at(1, "one", "two") + b"2026-01-01T00:00:02.5Z thr")
