@@ -162,9 +162,11 @@ class Session:
         JobNotFoundError
             There is no such job, or it was deleted before it had finished.
         """
-        await self.job(name)  # an unknown name is a mistake, not a job to wait for
+        found = await self.job(name)  # an unknown name is a mistake, not a job to wait for
+        uid = found["metadata"]["uid"]
         async with self.watching(PLURAL, job=name) as watched:
-            while jobs := watched.all():
+            # A job that was created again under this name is another one, whose end nobody has asked for.
+            while jobs := [job for job in watched.all() if job["metadata"]["uid"] == uid]:
                 yield jobs[0]
                 if Summary.of(jobs[0]).status.finished:
                     return

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from fleet_operator.api.names import PLURAL
 from fleet_operator.client import session as module
-from fleet_operator.client.session import ClusterRefusal, Session
+from fleet_operator.client.session import ClusterRefusal, JobNotFoundError, Session
 from fleet_operator.kubernetes.client import ApiError, collection
 from tests.support.fake_api import FakeApi
 
@@ -33,6 +34,20 @@ async def test_a_list_that_does_not_come_is_not_waited_for_for_ever(monkeypatch:
     with pytest.raises(ClusterRefusal, match=f"has not listed {PODS} within 0.05 s"):
         async with session.watching("pods", job="digits"):
             pass
+
+
+async def test_the_end_of_another_job_of_the_same_name_is_not_waited_for():
+    api = FakeApi()
+    path = f"{collection(PLURAL, 'default')}/digits"
+    api.put(path, {"status": {"state": "Running"}})
+    session = Session(api, "https://fake", "default")
+    async with aclosing(session.changes("digits")) as changes:
+        first = await anext(changes)
+        api.vanish(path)
+        api.put(path, {"status": {"state": "Succeeded"}})
+        assert api.objects[path]["metadata"]["uid"] != first["metadata"]["uid"]
+        with pytest.raises(JobNotFoundError, match="digits was deleted before it had finished"):
+            _ = [job async for job in changes]
 
 
 @pytest.mark.parametrize(
