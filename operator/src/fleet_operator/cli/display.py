@@ -91,10 +91,12 @@ class TableDisplay:
         self._console = console
         self._now = now
         self._live: Live | None = None
+        self._is_gone = False  # whether the terminal no longer accepts output
 
     def say(self, line: str) -> None:
         """Print a line above the table."""
-        self._console.print(escape(line), highlight=False, soft_wrap=True)  # so that paths can be copied
+        with self._tolerant():
+            self._console.print(escape(line), highlight=False, soft_wrap=True)  # so that paths can be copied
 
     @contextlib.contextmanager
     def showing(self, view: JobView) -> Iterator[None]:
@@ -105,18 +107,32 @@ class TableDisplay:
             return render(view, self._now(), width=size.width, height=size.height)
 
         live = Live(get_renderable=rendered, console=self._console, auto_refresh=False)
-        with live:
+        with self._tolerant():
+            live.start()
             self._live = live
-            try:
-                yield
-            finally:
+        try:
+            yield
+        finally:
+            if self._live is not None:
                 self._live = None
-                live.refresh()
+                with self._tolerant():
+                    live.stop()
 
     def refresh(self) -> None:
         """Redraw the table."""
-        if self._live is not None:
-            self._live.refresh()
+        if self._live is not None and not self._is_gone:
+            with self._tolerant():
+                self._live.refresh()
+
+    @contextlib.contextmanager
+    def _tolerant(self) -> Iterator[None]:
+        # A terminal that was closed gives EIO before SIGHUP has stopped the run. The console keeps what it
+        # could not write and would try it again each time, so nothing more is given to it.
+        try:
+            yield
+        except OSError:
+            self._is_gone = True
+            self._console.quiet = True
 
 
 class DisplayHandler(logging.Handler):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -372,6 +374,29 @@ def test_a_path_above_the_table_is_not_cut():
     with display.showing(watched.view):
         display.say(f"summary: /home/me/{'long' * 20}/summary.html")
     assert f"/home/me/{'long' * 20}/summary.html" in file.getvalue()
+
+
+class Terminal(io.StringIO):
+    """A terminal that may be closed."""
+
+    is_closed = False
+
+    def write(self, text: str) -> int:
+        if self.is_closed:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().write(text)
+
+
+@pytest.mark.parametrize("is_closed", [True, False], ids=["before the table", "while it is shown"])
+def test_a_closed_terminal_does_not_end_the_training(is_closed):
+    watched, terminal = Watched(), Terminal()
+    display = TableDisplay(Console(file=terminal, width=48, force_terminal=True), lambda: NOW)
+    terminal.is_closed = is_closed
+    with display.showing(watched.view):
+        terminal.is_closed = True
+        display.say("SIGHUP: stopping all replicas")
+        display.refresh()
+    display.say("summary")
 
 
 def test_lines_tell_what_is_waited_for_once():
