@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from fleet_operator.api import JobState
 from fleet_operator.client.summary import Summary
+from fleet_operator.local.log import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -50,7 +51,7 @@ async def submit(
     show(json.dumps(after, indent=2) if as_json else f"FleetJob {name} {_what_happened(before, after)}")
     if not wait:
         return 0
-    job = await session.wait(name, timeout_seconds=timeout_seconds, say=say)
+    job = await session.wait(name, timeout_seconds=timeout_seconds, say=lambda line: say(printable(line)))
     return 0 if job.status.state is JobState.SUCCEEDED else 1
 
 

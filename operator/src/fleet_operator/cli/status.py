@@ -17,6 +17,7 @@ from fleet_operator.cli.lines import now
 from fleet_operator.cli.table import STYLES
 from fleet_operator.client.session import ClusterRefusal, last_time
 from fleet_operator.client.summary import ABSENT, Summary, age, details
+from fleet_operator.local.log import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,7 +35,8 @@ async def show_status(
     """Show one job in full, or all jobs in a table; return the exit status."""
     if name is not None:
         job = await session.job(name)
-        say(json.dumps(job, indent=2) if as_json else "\n".join(details(Summary.of(job), now())))
+        lines = map(printable, details(Summary.of(job), now()))
+        say(json.dumps(job, indent=2) if as_json else "\n".join(lines))
         return 0
     jobs = await session.jobs(everywhere=everywhere)
     if as_json:
@@ -82,7 +84,7 @@ async def _lines(watched: Watched, name: str | None, *, everywhere: bool, say: C
         for key, job in jobs.items():
             if said.get(key) != (line := job.line()):
                 said[key] = line
-                say(f"{job.namespace}/{line}" if everywhere else line)
+                say(printable(f"{job.namespace}/{line}" if everywhere else line))
         for key in said.keys() - jobs.keys():
             del said[key]
             say(f"{key[1]} is gone")
@@ -115,7 +117,8 @@ def table_of(jobs: Iterable[Summary], moment: datetime, *, everywhere: bool) -> 
     for job in jobs:
         first = (Text(job.namespace),) if everywhere else ()
         state = Text(job.state, style=STYLES.get(job.state, ""))
-        why = Text(job.sentence, no_wrap=True, overflow="ellipsis")
+        # A sentence quotes what the script printed last, and whoever looks is not always its author.
+        why = Text(printable(job.sentence), no_wrap=True, overflow="ellipsis")
         table.add_row(*first, Text(job.name), state, *_numbers(job), job.age(moment), why)
     return table
 
@@ -149,7 +152,7 @@ async def show_events(session: Session, name: str, *, as_json: bool, say: Callab
         times = f" (x{event['count']})" if event.get("count", 1) > 1 else ""
         ago = age((now() - datetime.fromisoformat(last_time(event))).total_seconds())
         kind, reason = _word(event, "type"), _word(event, "reason")
-        say(f"{ago:>4}  {kind:7}  {reason:{width}}  {event.get('message', '')}{times}")
+        say(printable(f"{ago:>4}  {kind:7}  {reason:{width}}  {event.get('message', '')}{times}"))
     return 0
 
 
