@@ -40,6 +40,9 @@ Document = dict[str, Any]
 FIRST_LINES = 400
 """The number of lines of a log in the first answer."""
 
+MOST_LINES = 5000
+"""The maximum number of lines of a log in one answer."""
+
 SILENCE_SECONDS = 10.0
 
 FIRST_TRAINER = "trainer-0"
@@ -187,6 +190,9 @@ class ClusterJobs:
                     if unseen := position.unseen(line):
                         stamp, text = stamp_of(unseen), printable(LogLine(replica, unseen).text)
                         lines.append(f"{stamp[:23]}Z {text}" if stamp else text)
+                        # A page that slept, or a new life, may be far behind. The next request goes on here.
+                        if len(lines) == MOST_LINES:
+                            break
         except (ApiError, aiohttp.ClientError, TimeoutError) as error:
             note = str(error) or type(error).__name__
             return {"lines": lines, "next": f"{uid} {position}", "note": note}

@@ -182,6 +182,20 @@ async def test_a_line_longer_than_a_piece_is_shown_once(api: Api, tmp_path: Path
     assert second["lines"] == ["2026-01-01T00:00:02.000Z two"]
 
 
+async def test_a_log_that_is_far_ahead_comes_in_pieces(
+    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(cluster, "MOST_LINES", 2)
+    api.put(0, at(1, "one", "two", "three", "four", "five"))
+    async with jobs_of(api, tmp_path) as jobs:
+        told, cursor = list[list[str]](), ""
+        for _ in range(3):
+            answer = await jobs.log("default", "digits", "trainer-0", cursor)
+            cursor = answer["next"]
+            told.append([line.partition(" ")[2] for line in answer["lines"]])
+    assert told == [["one", "two"], ["three", "four"], ["five"]]
+
+
 async def test_other_namespaces_are_refused_without_asking(api: Api, tmp_path: Path):
     async with jobs_of(api, tmp_path) as jobs:
         with pytest.raises(ClusterRefusal, match="this page shows namespace default, not kube-system"):
