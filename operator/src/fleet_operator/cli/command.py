@@ -137,7 +137,7 @@ def _write_page(result: RunResult, logs: Path, picture: Picture | str, display: 
             tails[replica.name] = last_lines(logs / f"{replica.name}.log", PAGE_LINES)
     page = logs / PAGE
     try:
-        page.write_text(render_page(result, picture, tails))
+        page.write_text(render_page(result, picture, tails), encoding="utf-8")
         display.say(f"summary: {page}")
     except OSError as error:
         display.say(f"no summary: {page} cannot be written: {error.strerror}")

@@ -170,7 +170,7 @@ def _number(value: Any) -> float | None:
 def _metrics(values: Any) -> dict[str, float]:
     if not isinstance(values, dict):
         return {}
-    numbers = {str(name): _number(value) for name, value in values.items()}
+    numbers = {_printable(name): _number(value) for name, value in values.items()}
     return {name: number for name, number in numbers.items() if number is not None}
 
 
@@ -182,7 +182,12 @@ def _words(text: Any) -> str | None:
     """Return a text shortened and without control characters, so that it is safe to display."""
     if not isinstance(text, str):
         return None
-    return "".join(each if each.isprintable() else "?" for each in text[:MAX_WORDS])
+    return _printable(text[:MAX_WORDS])
+
+
+def _printable(text: str) -> str:
+    # A lone surrogate, which JSON can contain but UTF-8 cannot, is not printable either.
+    return "".join(each if each.isprintable() else "?" for each in text)
 
 
 def _tables(tables: Any) -> tuple[TableStatistics, ...]:

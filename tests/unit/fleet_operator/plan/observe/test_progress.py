@@ -86,6 +86,11 @@ def test_odd_values_are_left_out(odd):
     assert parse_progress(json.dumps(odd)) == Progress()
 
 
+def test_the_name_of_a_metric_can_be_printed_and_encoded():
+    progress = parse_progress('{"step": 1, "metrics": {"a\\ud800\\u001b[2J": 1}}')
+    assert progress == Progress(step=1, metrics={"a??[2J": 1.0})
+
+
 def test_not_a_number_is_left_out():
     assert parse_progress('{"step": 1, "loss": NaN}') == Progress(step=1)
 
