@@ -343,6 +343,7 @@ class Run:
             self._problem = str(error)
         finally:
             self._view.interrupted = True
+            # The engine ends before the pods are stopped, because it would start them again.
             engine.stop()
             await asyncio.gather(running, return_exceptions=True)
             await self._stop_pods()

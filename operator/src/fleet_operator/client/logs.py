@@ -284,6 +284,7 @@ class Logs:
         while not reader.done():
             before = reading.lines
             _, pending = await asyncio.wait({reader}, timeout=LAST_SECONDS)
+            # A full queue means that whoever takes the lines is slow, and not the node.
             if pending and reading.lines == before and not self._lines.full():
                 reader.cancel()
                 if reading.pod["metadata"]["uid"] not in self._opened:

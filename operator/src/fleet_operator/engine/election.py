@@ -197,6 +197,7 @@ class Election:
         if version != self._seen[0]:
             self._seen = (version, now)
         holder = spec.get("holderIdentity")
+        # The holder's duration counts, which may be another than ours while a new release is rolled out.
         valid = now - self._seen[1] < spec.get("leaseDurationSeconds", lease.seconds)
         ours = holder in ("", lease.identity) or (holder is None and self.leads)
         if valid and not ours:
@@ -307,6 +308,7 @@ class Lease:
             lease = self.held or await self.read()
             if lease is None or (lease.get("spec") or {}).get("holderIdentity") != self.identity:
                 return
+            # The API server refuses a duration of 0. Nobody waits for this second, as there is no holder.
             lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
             try:
                 await self._client.replace(self._path, lease)

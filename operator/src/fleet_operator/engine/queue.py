@@ -113,6 +113,7 @@ class WorkQueue(Generic[K]):
             self._delays.discard(key)
         self._give_back(key)
         self.add_at(key, now + delay)
+        # Only now, because add_at() ignores a held key.
         if at_least > 0:
             self._held.add(key)
         return delay

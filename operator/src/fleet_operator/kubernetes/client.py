@@ -87,6 +87,7 @@ def collection(resource: str, namespace: str | None) -> str:
 
 REQUEST_SECONDS = 30.0
 CONNECT_SECONDS = 5.0
+# The kubelet renews a service account's token when a fifth of its lifetime is left, which is minutes.
 TOKEN_SECONDS = 60.0
 """How long an Authorization header is reused before the `Connection` is asked for a new one."""
 
@@ -163,6 +164,7 @@ class ApiError(ClusterError):
         self.reason = reason
         self.details = details
         self.retry_after_seconds = retry_after_seconds
+        # A creation may get 409, too: a quota that two creations update at the same time is a conflict.
         self.transient = status in (0, 409, 429) or status >= 500
 
 
@@ -436,6 +438,8 @@ def _session(connection: Connection, headers: Mapping[str, str], **options: Any)
     if (proxy := connection.proxy) is not None and proxy.startswith("socks"):
         connector = _through_socks(proxy, tls)
     else:
+        # aiohttp's default of 100 connections would make writes wait for watches, of which each namespace
+        # has several. The number of workers limits the other requests.
         connector = aiohttp.TCPConnector(ssl=tls, limit=0)
         options["proxy"] = proxy
     return aiohttp.ClientSession(

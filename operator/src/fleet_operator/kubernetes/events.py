@@ -92,6 +92,8 @@ class EventRecorder:
     async def _tell(self, news: _News) -> ClusterError | None:
         """Post an event, or increment the count of an equal one; return the error, if any."""
         same = (news.job.uid, news.event)
+        # Removed during the request: if the same event came meanwhile, both would set the same count.
+        # Inserted again at its end, so that the event that was not repeated for longest is first.
         told = self._told.pop(same, None)
         try:
             if told is None or not await self._repeat(told, news):

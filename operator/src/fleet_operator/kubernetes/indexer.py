@@ -161,6 +161,7 @@ class Store(Generic[T]):
             for key, known in list(self._entries.items()):
                 if namespace is None or key.namespace == namespace:
                     self._drop(known)
+                    # Below every version, so that the list replaces the object, or removes it if it lacks it.
                     self._keep(replace(known, version=-1))
         fresh = {entry.key: entry for entry in entries}
         changed = {entry.job for entry in fresh.values() if self.put(entry)}

@@ -72,6 +72,7 @@ async def fetch_progress(host: str, port: int) -> Progress | None:
             reader, writer = await asyncio.open_connection(host, port, limit=BUFFER_BYTES)
             try:
                 shown = f"[{host}]" if ":" in host else host
+                # With HTTP/1.0, the end of the connection is the end of the response, and no part is chunked.
                 writer.write(f"GET /progress HTTP/1.0\r\nHost: {shown}\r\n\r\n".encode())
                 answer = await _read(reader)
             finally:

@@ -225,6 +225,8 @@ async def list_pages(
     token = ""
     while True:
         try:
+            # Without a resourceVersion, the response is at least as new as the request. With 0, it could come
+            # from a cache of the API server that is behind, and contain objects that are already deleted.
             page = await client.get(path, {**(params or {}), "limit": str(PAGE), "continue": token})
         except ApiError as error:
             if error.status == 410:  # the continue token has expired, so the pages read so far are useless

@@ -113,6 +113,7 @@ class SupervisorClient:
     async def close(self) -> None:
         """Stop all processes, and wait until they have ended."""
         self._closing = True
+        # A closed socket is the order to stop everything, the same as after the death of this process.
         if self._writer is not None:
             self._writer.close()
         if self._process is not None:

@@ -87,6 +87,7 @@ class LocalRuns:
         try:
             with (folder / f"{replica}.log").open("rb") as file:
                 end = file.seek(0, 2)
+                # A cursor beyond the end is that of a longer file, which has been replaced.
                 known = cursor.isdecimal() and int(cursor) <= end
                 start = int(cursor) if known else max(0, end - LOG_BYTES)
                 file.seek(start)
