@@ -181,7 +181,8 @@ class Metrics(Observer):
             self._failed.labels(*labels, failed.reason if failed is not None else "").inc()
         if status.start_time is not None and status.completion_time is not None:
             taken = (status.completion_time - status.start_time).total_seconds()
-            self._duration.labels(*labels, str(status.state)).observe(taken)
+            # Negative if the clock was set back. A sum that falls would look like a restart of the operator.
+            self._duration.labels(*labels, str(status.state)).observe(max(0.0, taken))
 
     def applied(self, job: FleetJob, action: Action) -> None:
         """Count created and deleted pods, and observe how long a new job waited for its pods."""

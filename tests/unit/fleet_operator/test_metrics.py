@@ -55,6 +55,15 @@ def test_a_jobs_life_is_counted(metrics: Metrics):
     assert value(metrics, f"{duration}_sum", {**LABELS, "result": "Succeeded"}) == 90
 
 
+def test_a_clock_that_is_set_back_does_not_make_the_sum_of_durations_fall(metrics: Metrics):
+    running = FleetJobStatus(state=JobState.RUNNING, start_time=START)
+    end = {"state": JobState.SUCCEEDED, "completion_time": START - timedelta(hours=1)}
+    step(metrics, running, running.model_copy(update=end))
+    duration, labels = "fleet_operator_job_execution_duration_seconds", {**LABELS, "result": "Succeeded"}
+    assert value(metrics, f"{duration}_count", labels) == 1
+    assert value(metrics, f"{duration}_sum", labels) == 0
+
+
 def test_a_failed_job_is_counted(metrics: Metrics):
     told = Condition(
         type=ConditionType.FAILED,
