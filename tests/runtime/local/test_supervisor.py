@@ -128,6 +128,7 @@ async def test_much_output_at_once_is_all_there_when_the_end_is_told(supervised)
     [
         pytest.param(("no-such-program",), "cannot start 'no-such-program'", id="a-missing-program"),
         pytest.param(("/dev/null",), "Permission denied", id="a-file-that-is-no-program"),
+        pytest.param(("x" * 70_000,), "File name too long", id="a-name-longer-than-a-line"),
     ],
 )
 async def test_says_why_a_process_cannot_start(supervised, argv, sentence):

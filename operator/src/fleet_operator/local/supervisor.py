@@ -46,6 +46,7 @@ GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL after the runner's death
 KILL_SECONDS = 30.0  # a process that survives SIGKILL for longer is stuck in the kernel
 LOG_BYTES = 1 << 16  # bytes of output per read, the capacity of a pipe
 START_ERROR = 128  # the exit code that container runtimes give to a command that cannot be started
+SHOWN_CHARACTERS = 300  # of the name of a program that cannot be started
 KILLED_KEEPER = 128 + signal.SIGKILL  # the exit code of a process that ended with its keeper
 
 # Options of prctl(2) from linux/prctl.h, which the standard library lacks.
@@ -285,8 +286,10 @@ class Keeper:
         try:
             pid = self._start()
         except OSError as error:
-            named = f": {error.filename}" if error.filename else ""
-            self._exited(START_ERROR, f"cannot start {self._order['argv'][0]!r}: {error.strerror}{named}")
+            # A report is one line, and the runner reads lines of up to 64 KiB; a name may be longer.
+            named = f": {str(error.filename)[:SHOWN_CHARACTERS]}" if error.filename else ""
+            program = repr(self._order["argv"][0][:SHOWN_CHARACTERS])
+            self._exited(START_ERROR, f"cannot start {program}: {error.strerror}{named}")
             return
         self._channel.send({"event": "started", "id": self._order["id"], "pid": pid})
         while self._exit_code is None and not self._kill_is_due():
