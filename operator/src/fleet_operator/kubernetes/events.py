@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MESSAGE_CHARACTERS = 1024
-"""The maximum length of an event's message: the API server refuses longer ones."""
+"""The maximum length of an event's message, as for a note in events.k8s.io/v1.
+
+The API server also accepts a longer message in an event without an eventTime, such as ours.
+"""
 
 REMEMBERED = 1000
 """How many events are remembered, so that a repeated event is counted instead of created."""
