@@ -44,6 +44,8 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar, NoReturn
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+__all__ = ["PRELOADED", "ForkedPython", "program_of", "relay"]
+
 PRELOADED = (
     "numpy.typing",
     "torch",
@@ -114,7 +116,7 @@ class ForkedPython:
         The interpreter.
     """
 
-    preloaded: ClassVar[tuple[str, ...]] = PRELOADED
+    preloaded: ClassVar[tuple[str, ...]] = (*PRELOADED, "sklearn.datasets")  # which many examples train on
     python: ClassVar[str] = sys.executable
 
     def __init__(

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.collective import ForkedTrainer
+from tests.support.forked_python import PRELOADED, ForkedPython
 
 __all__ = ["FRAMEWORKS", "ForkedFrameworks"]
 
 FRAMEWORKS = Path(__file__).parents[2] / ".venv-frameworks" / "bin" / "python"
 
 
-class ForkedFrameworks(ForkedTrainer):
+class ForkedFrameworks(ForkedPython):
     """A program of that environment."""
 
-    preloaded = (*ForkedTrainer.preloaded, "accelerate", "lightning.pytorch", "mlflow", "wandb")
+    preloaded = (*PRELOADED, "torch._dynamo", "accelerate", "lightning.pytorch", "mlflow", "wandb")
     python = str(FRAMEWORKS)
