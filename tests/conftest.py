@@ -43,10 +43,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     arrange(items, Path(__file__).parent)
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
     """Let no garbage collection look through all that tests are made of: thousands of them, and torch."""
-    gc.collect()
-    gc.freeze()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduler:

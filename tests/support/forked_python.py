@@ -3,12 +3,13 @@
 Each program is a separate process, which tests may kill. It ends like a program that was started from the
 command line (after its last line, by an exception or by a signal), except that Python's final clean-up is
 skipped: it would copy the memory that is shared since the fork, which takes longer than most programs run.
-Only third-party packages are preloaded; this project's packages are imported in each program. Use these
-programs to test what a program does, not how it starts.
+Only third-party packages are preloaded, unless a subclass says otherwise; this project's packages are
+imported in each program. Use these programs to test what a program does, not how it starts.
 
-As a program, this module is the process from which the others are forked, the forker. It receives one packet
-per program: the request as JSON, with the descriptors of the output and of a pipe. On the pipe the forker
-returns the id of the process and later its exit status.
+As a program, this module is the process from which the others are forked, the forker. All processes of a test
+session share it, and it ends with the last of them. It receives one packet per program: the request as JSON,
+with the descriptors of the output and of a pipe. On the pipe the forker returns the id of the process and
+later its exit status.
 
 Programs that other programs start, such as the launchers and `fleetjob run`, are forked as well if they run
 in the environment of `relay`. There, ``python`` imports nothing, requests a forked program, forwards signals
@@ -20,8 +21,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import functools
 import gc
+import hashlib
 import json
 import os
 import runpy
@@ -41,6 +44,8 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar, NoReturn
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+__all__ = ["PRELOADED", "ForkedPython", "program_of", "relay"]
+
 PRELOADED = (
     "numpy.typing",
     "torch",
@@ -50,6 +55,7 @@ PRELOADED = (
     "safetensors.torch",
     "google.protobuf.text_format",
 )
+LAUNCHERS = {"torchrun": "torch.distributed.run", "accelerate": "accelerate.commands.accelerate_cli"}
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # threads do not survive a fork
 LARGEST_REQUEST = 1 << 17
 
@@ -91,10 +97,10 @@ class ForkedPython:
 
     Parameters
     ----------
-    script : Path
-        The script to run.
+    script : Path or str
+        The script to run, or ``-m`` or ``-c``.
     *arguments : str
-        The arguments of the script.
+        What follows on the command line.
     env : mapping
         The environment of the program, except that OpenMP always uses one thread.
     output, errors : files
@@ -105,14 +111,17 @@ class ForkedPython:
     Attributes
     ----------
     preloaded : tuple of str
-        The third-party modules that are imported before the fork.
+        The modules that are imported before the fork.
+    python : str
+        The interpreter.
     """
 
-    preloaded: ClassVar[tuple[str, ...]] = PRELOADED
+    preloaded: ClassVar[tuple[str, ...]] = (*PRELOADED, "sklearn.datasets")  # which many examples train on
+    python: ClassVar[str] = sys.executable
 
     def __init__(
         self,
-        script: Path,
+        script: Path | str,
         *arguments: str,
         env: Mapping[str, str],
         output: IO[Any],
@@ -123,7 +132,8 @@ class ForkedPython:
         request = {"argv": [str(script), *arguments], "env": dict(env), "cwd": str(cwd or Path.cwd())}
         try:
             descriptors = [output.fileno(), errors.fileno(), write]
-            socket.send_fds(_forker(self.preloaded), [json.dumps(request).encode()], descriptors)
+            forker = _forker(self.preloaded, self.python)
+            socket.send_fds(forker, [json.dumps(request).encode()], descriptors)
         finally:
             os.close(write)
         self._answers = os.fdopen(answers, "rb", buffering=0)
@@ -169,20 +179,14 @@ class ForkedPython:
         return int.from_bytes(answer, "big", signed=True)
 
 
-@functools.cache
-def relay() -> dict[str, str]:
-    """Return an environment in which ``python`` and ``torchrun`` fork programs from a preloaded process.
+def relay(program: type[ForkedPython] = ForkedPython) -> dict[str, str]:
+    """Return an environment in which ``python`` and launchers fork programs from the forker of `program`.
 
     Linux only, because the forker's socket has an abstract name.
     """
-    _forker(PRELOADED)
-    folder = _relay_folder()
-    (folder / "python").write_text(RELAY.format(python=sys.executable))
-    (folder / "torchrun").write_text('#!/bin/sh\nexec python -m torch.distributed.run "$@"\n')
-    for name in ("python", "torchrun"):
-        (folder / name).chmod(0o755)
-    path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    return {"PATH": path, "FORKED_PYTHON": _address(PRELOADED)}
+    _forker(program.preloaded, program.python)
+    path = f"{_relay_folder()}:{Path(program.python).parent}:{os.environ['PATH']}"
+    return {"PATH": path, "FORKED_PYTHON": _address(program.preloaded, program.python)}
 
 
 def program_of(pid: int) -> int:
@@ -198,56 +202,75 @@ def _relay_folder() -> Path:
     """Return the folder with the programs of `relay`, each of which records its forked process there."""
     folder = Path(tempfile.mkdtemp(prefix="relay-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    (folder / "python").write_text(RELAY.format(python=sys.executable))
+    for name, module in LAUNCHERS.items():
+        (folder / name).write_text(f'#!/bin/sh\nexec python -m {module} "$@"\n')
+    for path in folder.iterdir():
+        path.chmod(0o755)
     return folder
 
 
-def _address(preloaded: Sequence[str]) -> str:
-    return f"forked-python-{os.getpid()}-{len(preloaded)}"
+def _address(preloaded: Sequence[str], python: str) -> str:
+    """Return the name of the socket of this session's forker."""
+    session = os.environ.get("PYTEST_XDIST_TESTRUNUID", os.getpid())
+    kind = hashlib.sha256(repr((preloaded, python)).encode()).hexdigest()[:12]
+    return f"forked-python-{session}-{kind}"
 
 
 @functools.cache
-def _forker(preloaded: Sequence[str]) -> socket.socket:
-    """Return the connection to the process that forks programs with these modules preloaded."""
-    connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * LARGEST_REQUEST)
-        listener.bind(f"\0{_address(preloaded)}")
-        listener.listen()
-        descriptors = (theirs.fileno(), listener.fileno())
-        subprocess.Popen(
-            [sys.executable, "-m", __name__, *map(str, descriptors), *preloaded],
-            env=os.environ | ONE_THREAD,
-            cwd=Path(__file__).parents[2],
-            pass_fds=descriptors,
-            stdin=subprocess.DEVNULL,
-        )
-    return connection
-
-
-def _serve(requests: socket.socket, listener: socket.socket) -> dict[str, Any] | None:
-    """Fork for each request; return the request in the new process, or None here once requests end."""
-    waiting = select.poll()
-    for each in (requests, listener):
-        waiting.register(each, select.POLLIN)
+def _forker(preloaded: Sequence[str], python: str) -> socket.socket:
+    """Return a connection to the session's forker for these modules; start the forker if there is none."""
+    address = f"\0{_address(preloaded, python)}"
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * LARGEST_REQUEST)
     while True:
-        ready = [descriptor for descriptor, _ in waiting.poll()]
-        if requests.fileno() in ready:
-            packet, descriptors, _, _ = socket.recv_fds(requests, LARGEST_REQUEST, 3)
-            if not packet:
-                return None
-        else:
-            relayed, _ = listener.accept()
-            with relayed:
-                packet, descriptors, _, _ = socket.recv_fds(relayed, LARGEST_REQUEST, 3)
-            if not packet:  # the client was killed meanwhile
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            try:
+                listener.bind(address)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+            else:
+                listener.listen()
+                subprocess.Popen(
+                    [python, "-m", __name__, str(listener.fileno()), *preloaded],
+                    env=os.environ | ONE_THREAD,
+                    cwd=Path(__file__).parents[2],
+                    pass_fds=[listener.fileno()],
+                    stdin=subprocess.DEVNULL,
+                )
+            # The forker with this name may not listen yet, or may be ending.
+            with contextlib.suppress(ConnectionRefusedError):
+                connection.connect(address)
+                return connection
+
+
+def _serve(listener: socket.socket) -> dict[str, Any] | None:
+    """Fork for each request; return the request in the new process, or None here without connections."""
+    waiting = select.poll()
+    waiting.register(listener, select.POLLIN)
+    connections: dict[int, socket.socket] = {}
+    while True:
+        for ready, _ in waiting.poll():
+            if ready == listener.fileno():
+                connection, _ = listener.accept()
+                connections[connection.fileno()] = connection
+                waiting.register(connection, select.POLLIN)
                 continue
-        if os.fork() == 0:  # the parent of the program, which waits for it
-            requests.close()
-            listener.close()
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            return _watched(json.loads(packet), *descriptors)
-        for descriptor in descriptors:
-            os.close(descriptor)
+            packet, descriptors, _, _ = socket.recv_fds(connections[ready], LARGEST_REQUEST, 3)
+            if not packet:
+                waiting.unregister(ready)
+                connections.pop(ready).close()
+                continue
+            if os.fork() == 0:  # the parent of the program, which waits for it
+                for each in (listener, *connections.values()):
+                    each.close()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                return _watched(json.loads(packet), *descriptors)
+            for descriptor in descriptors:
+                os.close(descriptor)
+        if not connections:
+            return None
 
 
 def _watched(request: dict[str, Any], output: int, errors: int, answers: int) -> dict[str, Any]:
@@ -282,9 +305,8 @@ def _kill_with_its_relay(program: int, answers: int) -> None:
 
 def _become(request: dict[str, Any]) -> NoReturn:
     """Run the requested program in this process, and exit."""
-    import numpy as np
-
-    np.random.seed()  # noqa: NPY002 a new process has its own random numbers
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()  # a new process has its own random numbers
     os.setsid()
     os.environ.clear()
     os.environ.update(request["env"] | ONE_THREAD)
@@ -335,12 +357,11 @@ def _run(what: str, *more: str) -> int:
 
 
 def _main() -> None:
-    for name in sys.argv[3:]:
+    for name in sys.argv[2:]:
         __import__(name)
     gc.freeze()  # otherwise each program's garbage collection would copy this memory
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # reap the parents of programs automatically
-    requests, listener = (socket.socket(fileno=int(each)) for each in sys.argv[1:3])
-    request = _serve(requests, listener)
+    request = _serve(socket.socket(fileno=int(sys.argv[1])))
     if request is not None:
         _become(request)
     os._exit(0)

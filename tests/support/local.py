@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 import yaml
 
 from fleet_operator.local.log import without_times
-from tests.support.forked_python import program_of, relay
+from tests.support.forked_python import ForkedPython, program_of, relay
 from tests.support.processes import wait_for
 
 if TYPE_CHECKING:
@@ -67,6 +67,12 @@ time.sleep(0.2)
 pathlib.Path("spawned").touch()
 time.sleep(300)
 """
+
+
+class ForkedFleetjob(ForkedPython):
+    """``fleetjob``, whose imports take longer than most runs of tiny scripts."""
+
+    preloaded = tuple(f"fleet_operator.cli.{part}" for part in ("display", "local_job", "page", "run"))
 
 
 class Lines:
@@ -132,12 +138,12 @@ def job_manifest(
     }
 
 
-def forked(job: dict[str, Any]) -> dict[str, Any]:
+def forked(job: dict[str, Any], kind: type[ForkedPython] = ForkedPython) -> dict[str, Any]:
     """Return a job whose Python programs are forked from a process that has imported torch.
 
     Use this to test what a job does, not how its processes start and end.
     """
-    environ = relay()
+    environ = relay(kind)
     spec = job["spec"]
     for part in (spec, spec.get("pserver", {}), spec["trainer"]):
         for container in part.get("template", {"spec": {"containers": []}})["spec"]["containers"]:
@@ -179,16 +185,22 @@ class LocalRun:
             self.arguments += ["--timeout", "600"]
 
     def __enter__(self) -> Self:
+        command = ("-m", "fleet_operator", "run", *self.arguments)
+        env = {**os.environ, **self.environ, MARK: self.mark}
+        self.process: ForkedPython | subprocess.Popen[bytes]
         with (self.folder / "stdout").open("wb") as out, (self.folder / "stderr").open("wb") as err:
-            self.process = subprocess.Popen(
-                [self.python, "-m", "fleet_operator", "run", *self.arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                cwd=self.folder,
-                env={**os.environ, **self.environ, MARK: self.mark},
-                start_new_session=True,
-            )
+            if self.python == Path(sys.executable):
+                self.process = ForkedFleetjob(*command, env=env, output=out, errors=err, cwd=self.folder)
+            else:
+                self.process = subprocess.Popen(
+                    [self.python, *command],
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    cwd=self.folder,
+                    env=env,
+                    start_new_session=True,
+                )
         return self
 
     def __exit__(self, *_: object) -> None:

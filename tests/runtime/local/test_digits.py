@@ -1,4 +1,7 @@
-"""The example with real training, as ``make demo`` runs it, and with replicas killed meanwhile."""
+"""The example with real training, as ``make demo`` runs it, and with replicas killed meanwhile.
+
+Its processes are forked here; the tests of the wheels start them.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +78,9 @@ def exit_codes(run: LocalRun) -> dict[str, list[int]]:
 
 
 def test_digits_trains_from_its_manifest(tmp_path):
-    with LocalRun(tmp_path / "run", EXAMPLE) as run:
+    job: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
+    job["spec"]["template"]["spec"]["containers"][0]["workingDir"] = str(ROOT)
+    with LocalRun(tmp_path / "run", forked(job)) as run:
         assert run.wait(SECONDS) == 0, run.stderr
         result = run.result()
         assert result["state"] == "Succeeded"
@@ -100,8 +105,6 @@ def test_digits_trains_from_its_manifest(tmp_path):
             trainer,
         )
         assert all(len(lines) <= 12 for lines in said.values()), "the log of each step"
-        started = run.stderr.index("trainer-1 has started")
-        assert started < run.stderr.index("pserver-0 is ready")  # nobody waits until torch is imported
         assert (run.logs / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 

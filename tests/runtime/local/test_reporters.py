@@ -1,7 +1,6 @@
 """The reporters of ``FLEET_REPORTERS`` in jobs, as each tool's own package reads what they leave."""
 
 import json
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -12,9 +11,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from fleet.process import reporting
 from tests.support.documents import block
+from tests.support.forked_python import ForkedPython
+from tests.support.frameworks import FRAMEWORKS, ForkedFrameworks
 from tests.support.local import LocalRun, forked, job_manifest
 
-FRAMEWORKS = Path(__file__).parents[3] / ".venv-frameworks" / "bin" / "python"
 SECONDS = 200
 
 pytestmark = [
@@ -53,30 +53,27 @@ lifecycle.REPORT_SECONDS = 100  # MLflow and wandb take long to import on a busy
 EXPECTED = {"loss": [[1, 1.0], [2, 0.5], [3, 1 / 3]], "accuracy": [[1, 0.25], [2, 0.5], [3, 0.75]]}
 
 
-def trained(folder: Path, script: str, server: str | None, python: Path, **environ: str) -> LocalRun:
+def trained(
+    folder: Path, script: str, server: str | None, program: type[ForkedPython], **environ: str
+) -> LocalRun:
     """Run a job of two trainers to its end."""
     env = [{"name": name, "value": value} for name, value in environ.items()]
-    job = job_manifest(script, server=server, trainers=2, env=env)
-    if python == Path(sys.executable):
-        job = forked(job)
-    with LocalRun(folder, job, python=python) as run:
+    job = forked(job_manifest(script, server=server, trainers=2, env=env), program)
+    with LocalRun(folder, job) as run:
         assert run.wait(SECONDS) == 0, run.stderr + run.log("trainer-0")
     assert "reporter" not in run.log("trainer-0"), run.log("trainer-0")
     return run
 
 
-def read_by(source: str, *arguments: str, **environ: str) -> dict[str, dict[str, list[list[float]]]]:
+def read_by(
+    folder: Path, source: str, *arguments: str, **environ: str
+) -> dict[str, dict[str, list[list[float]]]]:
     """Return what a script prints as JSON that uses the packages of other tools."""
-    found = subprocess.run(
-        [FRAMEWORKS, "-c", textwrap.dedent(source), *arguments],
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
-    assert found.returncode == 0, found.stderr
-    read: dict[str, dict[str, list[list[float]]]] = json.loads(found.stdout)
+    with (folder / "read").open("wb") as output, (folder / "errors").open("wb") as errors:
+        program = ("-c", textwrap.dedent(source), *arguments)
+        status = ForkedFrameworks(*program, env=environ, output=output, errors=errors).wait(SECONDS)
+    assert status == 0, (folder / "errors").read_text()
+    read: dict[str, dict[str, list[list[float]]]] = json.loads((folder / "read").read_text())
     return read
 
 
@@ -87,7 +84,7 @@ def read_by(source: str, *arguments: str, **environ: str) -> dict[str, dict[str,
 )
 def test_tensorboard_shows_what_each_trainer_reports(tmp_path, script, server):
     board = {"FLEET_REPORTERS": "tensorboard", "FLEET_TENSORBOARD_DIR": str(tmp_path / "board")}
-    trained(tmp_path / "run", script, server, Path(sys.executable), **board)
+    trained(tmp_path / "run", script, server, ForkedPython, **board)
     for replica in ("trainer-0", "trainer-1"):
         events = EventAccumulator(str(tmp_path / "board" / "tiny" / replica)).Reload()
         found = {tag: [(each.step, each.value) for each in events.Scalars(tag)] for tag in EXPECTED}
@@ -115,12 +112,14 @@ def test_mlflow_and_wandb_have_a_run_of_each_trainer(tmp_path):
         "WANDB_DIR": str(tmp_path),
         "HOME": str(tmp_path),
     }
-    trained(tmp_path / "run", PATIENT + COLLECTIVE, None, FRAMEWORKS, **environ)
+    trained(tmp_path / "run", PATIENT + COLLECTIVE, None, ForkedFrameworks, **environ)
     of_mlflow = """
     import json, sys
     from mlflow.tracking import MlflowClient
     client = MlflowClient(sys.argv[1])
-    runs = client.search_runs([client.get_experiment_by_name("tiny").experiment_id])
+    # A file store has no locks: each of two trainers that begin at once may make the experiment.
+    experiments = client.search_experiments(filter_string="name = 'tiny'")
+    runs = client.search_runs([each.experiment_id for each in experiments])
     assert all(run.info.status == "FINISHED" for run in runs)
     print(json.dumps({
         run.info.run_name: {
@@ -130,7 +129,7 @@ def test_mlflow_and_wandb_have_a_run_of_each_trainer(tmp_path):
         for run in runs
     }))
     """
-    assert read_by(of_mlflow, store, HOME=str(tmp_path), MLFLOW_ALLOW_FILE_STORE="true") == {
+    assert read_by(tmp_path, of_mlflow, store, HOME=str(tmp_path), MLFLOW_ALLOW_FILE_STORE="true") == {
         "trainer-0": EXPECTED,
         "trainer-1": EXPECTED,
     }
@@ -168,7 +167,7 @@ def test_mlflow_and_wandb_have_a_run_of_each_trainer(tmp_path):
         found[name] = values
     print(json.dumps(found))
     """
-    assert read_by(of_wandb, str(tmp_path), HOME=str(tmp_path)) == {
+    assert read_by(tmp_path, of_wandb, str(tmp_path), HOME=str(tmp_path)) == {
         "trainer-0": EXPECTED,
         "trainer-1": EXPECTED,
     }

@@ -111,8 +111,11 @@ def test_the_first_job_of_the_readme_trains_with_the_wheels(python: Path, home: 
     shutil.copytree(ROOT / "examples" / "digits", tmp_path / "examples" / "digits")
     shutil.copy(ROOT / "Dockerfile", tmp_path)  # the folder with it is the project's root
     manifest = tmp_path / "examples" / "digits" / "fleetjob.yaml"
-    output = called(python.parent / "fleetjob", "run", "-f", manifest, cwd=tmp_path, home=home)
+    run = ("sh", "-c", 'exec "$0" run -f "$1" 2>&1', python.parent / "fleetjob", manifest)
+    output = called(*run, cwd=tmp_path, home=home)
     assert "Succeeded" in output
+    started = output.index("trainer-1 has started")
+    assert started < output.index("pserver-0 is ready")  # nobody waits until torch is imported
 
 
 @pytest.mark.parametrize("name", ["fleet_operator", "fleet_trainer"])
