@@ -82,6 +82,7 @@ class _Region:
 
     def free(self, run: Tensor) -> None:
         """Free an allocated range."""
+        # The tensor has the dtype of its block, so its offset counts elements, not bytes.
         del self._taken[int(run.storage_offset()) * run.element_size()]
 
 
@@ -97,6 +98,7 @@ class _Changes(threading.Condition):
         """Wake all waiting threads, and resume all connections that wait for a buffer."""
         super().notify_all()
         for trainer in list(self.resumes):
+            # The caller holds the lock, but this only queues a call in the event loop.
             self.resumes.pop(trainer)()
 
 
@@ -188,6 +190,7 @@ class ReceiveBuffers:
         """Copy a gradient to the block's sum buffer as the first summand, and free its own buffer."""
         with self.changed:
             total = self.sum_buffer(first.block)
+        # Without the lock, which every arriving gradient needs.
         total.tensor.copy_(first.tensor)
         with self.changed:
             self.release(first)

@@ -114,6 +114,7 @@ def start_trainer(plan: TrainerPlan, source: Source, job: JobIdentity) -> Traine
         source,
         job,
         settings,
+        # Only step() finds out whether a gradient is finite; one that was sent early could not be held back.
         overlap=strategy.overlap if strategy.non_finite == "warn" else False,
         cross_step=strategy.cross_step,
         non_finite=strategy.non_finite,
@@ -121,6 +122,7 @@ def start_trainer(plan: TrainerPlan, source: Source, job: JobIdentity) -> Traine
         completed=partial(_end_if_completed, plan.trainer_id),
     )
     progress.waits_for(None)
+    # A weak reference, here and below, because these must not keep a model alive that the script has dropped.
     progress.follow(partial(_steps_made, weakref.ref(trainer)))
     lifecycle.joined()
     if thread is None:

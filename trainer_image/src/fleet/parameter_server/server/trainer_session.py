@@ -118,6 +118,7 @@ class TrainerSession:
         self._codec = Codec(
             shard.plan.blocks,
             wire_dtype,
+            # `stream` is made below; only a connection calls this.
             lambda block: shard.buffers.land(identity.trainer, block, turn, self.stream.resume),
         )
         self.converted = self._codec.converted.keys()
@@ -168,6 +169,8 @@ class TrainerSession:
                 shared=bool(descriptors),
             )
             directions = caller.answer(ours, self.block_bytes, descriptors, self.row_bytes)
+            # Before frames are received: a connection that breaks at once must be recorded first as open,
+            # then as lost.
             self._on_connected(self)
             try:
                 resent = self.stream.attach(caller.connected, directions, caller.hello.taken)

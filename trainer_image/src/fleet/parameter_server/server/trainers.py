@@ -178,10 +178,13 @@ class Trainers:
                 self._serving.check()
                 again = self.membership.attempt(trainer) >= 0
                 self.membership.admit(trainer, attempt, self._clock.now())
+                # In this order: the last frame of the old attempt ends, the mode drops what that attempt has
+                # left, and only then can the new attempt open a data connection.
                 old = self.sessions.pop(trainer, None)
                 self._barriers.admit(trainer)
             if old is not None:
                 replaced = f"trainer {trainer} was replaced by its attempt {attempt}"
+                # Without the lock of the membership: the old process has a second to read the reason.
                 old.fail(FleetError(f"{replaced}; this process has attempt {old.identity.attempt}"), 1.0)
             self._mode.admit(trainer, attempt)
             session = TrainerSession(
@@ -319,6 +322,8 @@ class Trainers:
                 )
                 long = of_rows >= LEAST_BYTES
             long = long or number in tables.on_disk
+            # A save may take the lock after this look. Then the loop waits while one part of the table is
+            # copied; a table on a disk, where that takes long, always goes to the pool.
             waits = number in self._tables_in_pool or tables.is_locked(number)
         else:
             long = kind in _RARE or (kind is Kind.HYPER and not session.begun)
@@ -473,6 +478,7 @@ class Trainers:
 
     def _on_table(self, table: int, work: Callable[[], object]) -> Callable[[], None]:
         """Return long work on a table; until it ends, the pool also handles other frames for the table."""
+        # Before the work is queued, so that the next frame for the table follows it.
         self._tables_in_pool.append(table)
 
         def run() -> None:
@@ -508,5 +514,6 @@ class Trainers:
         with self._loader.step_to_answer(trainer, asked_step) as step:
             answers = self._mode.pull(trainer, step)
         if step != asked_step:
+            # The trainer refuses values of any other step than the one that it asked for.
             answers = [replace(answer, step=asked_step) for answer in answers]
         self.answer(answers)

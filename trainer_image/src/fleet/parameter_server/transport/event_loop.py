@@ -42,6 +42,7 @@ class WorkPool:
     def __init__(self, num_threads: int) -> None:
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._threads = [
+            # Daemon threads: a user's optimizer that does not return must not keep the process from ending.
             threading.Thread(target=self._run, name=f"fleet-work-{number}", daemon=True)
             for number in range(num_threads)
         ]
@@ -176,6 +177,8 @@ class EventLoop:
                     (key.data, (events,)) for key, events in self._selector.select(seconds)
                 ]
                 self._asleep = False
+                # Only the calls that are queued by now: handlers queue themselves again, and sockets and
+                # timers must have their turn between.
                 due += [(self._calls.popleft(), ()) for _ in range(len(self._calls))]
                 while self._timers and self._timers[0][0] <= time.monotonic():
                     due.append((heapq.heappop(self._timers)[2], ()))

@@ -131,6 +131,7 @@ class TlsSocket(socket.socket):
         BlockingIOError
             Bytes of an earlier call have not been sent yet; see `flush`.
         """
+        # First, so that at most one chunk of encrypted bytes is kept, however slowly the peer reads.
         self.flush()
         taken = 0
         with self._lock:
