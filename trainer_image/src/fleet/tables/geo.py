@@ -131,6 +131,7 @@ class GeoRows:
         """
         ids, self._touched = self._all_touched(), [np.zeros(0, dtype=np.int64)]
         change = (self._local.look_up(ids) - self._agreed.look_up(ids)) / self._num_trainers
+        # A copy, because an update may overwrite its gradient, and the caller sends the change.
         self._agreed.update(ids, change.clone(), step)
         return RowGradients(ids, change)
 

@@ -202,6 +202,7 @@ class RowIndex:
         places = self._search(ids, *self._hash(ids))
         places = places[places != MISSING]
         rows = self._numbers_at(places)
+        # Not `_FREE`: an id that overflowed from this bucket would no longer be found.
         self._entries[places] = _REMOVED
         self.numbers.release(rows)
         return rows
@@ -410,6 +411,7 @@ class IdMap:
     def _rows_of(self, ids: Ids) -> Rows:
         rows, new = self._index.find_or_add(ids)
         if self._index.numbers.end > self._values.size:
+            # Nothing else refers to the array. NumPy's check also counts references of debuggers and tracers.
             self._values.resize(self._index.numbers.ids.size, refcheck=False)
         self._values[rows[new]] = 0
         return rows

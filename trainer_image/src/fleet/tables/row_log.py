@@ -213,6 +213,7 @@ class RowLog:
             # Twice what is needed, so that the map is rarely replaced; the rest of the file is a hole.
             os.truncate(self._file.fileno(), 2 * end)
             self._map = mmap.mmap(self._file.fileno(), 2 * end, prot=mmap.PROT_READ)
+            # Otherwise the system reads ahead, and caches rows that nobody asked for.
             self._map.madvise(mmap.MADV_RANDOM)
 
     def _flush(self, segment: int) -> None:

@@ -107,6 +107,7 @@ class Snapshot:
             numbers = numbers[~self._returned[numbers]]
             ids, existed, words = self._read(numbers)
             self._returned[numbers] = True
+            # Returned rows need no copy; their memory serves the rows that change next.
             self._copies.remove(numbers)
             chosen = np.flatnonzero(existed & self._is_wanted(words))
             yield self._layout.table_rows(ids[chosen], words[torch.from_numpy(chosen)])

@@ -142,6 +142,7 @@ class Table:
                 f"table {self.config.name}: a gradient of shape {list(gradient.shape)}, expected "
                 f"{list(expected)}: a row for each id"
             )
+        # Ids out of range need no check here: they have no row, and then the loop steps nothing.
         if self._loop is not None and rule is None and self._is_stepped_at_once(gradient):
             now = {**self.config.options_at(step), **(options or {})}
             before = torch.empty_like(gradient) if keeps else None
@@ -294,6 +295,7 @@ class Table:
             kept[new] = admitted
             new &= kept
         rows[new] = self._memory.add(ids[new])
+        # A snapshot may have yet to read these numbers, under which it must find no row.
         self._keep(rows[new], existed=False)
         return kept
 

@@ -389,6 +389,7 @@ class Conversation:
             fits = (least <= size <= most and size % multiple == 0) or (not size and bounds is not _NOTHING)
         else:
             fits = block == NO_BLOCK and size <= self._max_bytes.get(kind, 0)
+        # The checks above only find out that something is wrong; `_check_payload` finds out what, to name it.
         if shared or not fits:
             self._check_payload(header)
         if kind is Kind.HYPER:

@@ -154,6 +154,7 @@ class Heartbeat:
                     f"{reply.incarnation} instead of {peer.incarnation}); the job must be restarted"
                 )
             )
+        # Last: who sees this number must find the failure above recorded.
         peer.lived = sent
         if reply.steps_past and not self._warned_past:
             self._warned_past = True

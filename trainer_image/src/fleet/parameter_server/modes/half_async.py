@@ -279,6 +279,7 @@ class HalfAsyncTrainer(TrainerMode):
             self._stopping = True
             self._work.notify_all()
         for thread in self._threads:
+            # A thread that was never started cannot be joined.
             if thread.is_alive():
                 thread.join()
 
@@ -321,6 +322,7 @@ class HalfAsyncTrainer(TrainerMode):
             if merged is not None:
                 payloads = {block: bytes_of(gradient) for block, gradient in merged.gradients.items()}
                 self._session.send_step(merged.step, merged.hyper_parameters, payloads, merged.of_rows)
+                # The next merge overwrites the memory from which the gradients are sent.
                 self._session.flush()
             with self._work:
                 self._sending = False
@@ -341,6 +343,7 @@ class HalfAsyncTrainer(TrainerMode):
                 )
                 if self._stopping:
                     return
+                # Before the request: values may lack the gradients of steps that are sent after it.
                 sent = self._progress.sent
             self._session.request_values()
             self._session.wait_for_values(background=True)

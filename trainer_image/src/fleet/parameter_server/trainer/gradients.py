@@ -310,6 +310,7 @@ class GradientFlow:
             )
         if gradient.dtype is not self._dtypes[name]:
             check_dtype(name, gradient, self._dtypes[name])
+        # A gradient that leaves in step() needs no mark: step() compares marks before it sends.
         sent = self._sent[name] = self._record(name, gradient, marked=early)
         for block, range_ in self._ranges[name]:
             self._mode.send(block, sent.payload[range_])

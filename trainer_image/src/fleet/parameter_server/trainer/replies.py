@@ -263,6 +263,7 @@ class Replies:
 
     def wait_for_some(self, blocks: Collection[int]) -> None:
         """Wait for the values of these blocks; see `wait_until`."""
+        # Set before the wait: a value that lands first is seen by its first check, a later one notifies it.
         self._wanted = frozenset(blocks)
         try:
             self.wait_until(lambda: self._missing.isdisjoint(self._wanted), self._describe_values)
