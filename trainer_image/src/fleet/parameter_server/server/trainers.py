@@ -269,6 +269,10 @@ class Trainers:
     def take(self, session: TrainerSession, event: Frame | End, *, in_pool: bool = False) -> Work | None:
         """Handle a frame or the end of a connection; return any long work, which the pool then runs."""
         if isinstance(event, End):
+            # A gradient that was cut short is sent again from its beginning, if at all. Until then, its
+            # buffer serves the other trainers. A later attempt has none yet: it joins only after this event.
+            with self._shard.buffers.changed:
+                self._shard.buffers.forget(session.identity.trainer)
             self.ended(session, event.error)
             return None
         header, payload = event
