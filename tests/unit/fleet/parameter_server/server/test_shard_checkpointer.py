@@ -47,6 +47,13 @@ def test_a_chunk_that_does_not_follow_is_refused(save, offset):
         parts.upload(save, offset, b"x")
 
 
+def test_a_chunk_whose_reply_was_lost_may_be_repeated():
+    parts = PartTransfer()
+    for offset, data in ((0, b"half "), (0, b"half "), (5, b"and half"), (5, b"and half")):
+        parts.upload("a", offset, data)
+    assert parts.take_upload("a", 13) == b"half and half"
+
+
 def test_each_trainer_downloads_what_was_offered_to_it_last():
     parts = PartTransfer()
     large = bytes(range(251)) * (CHUNK_BYTES // 251 + 7)
@@ -90,6 +97,14 @@ class Checkpointer(ShardCheckpointer):
 
 def commit(checkpointer: Checkpointer, directory: Path, manifest: str) -> None:
     checkpointer.commit(control_pb2.CommitRequest(directory=str(directory), manifest=manifest))
+
+
+def test_a_save_whose_reply_was_lost_may_be_repeated(tmp_path):
+    checkpointer = Checkpointer()
+    checkpointer.upload_part(control_pb2.PartRequest(save="aa", data=b"part"))
+    request = control_pb2.SaveRequest(directory=str(tmp_path), save="aa", step=3, part_bytes=4)
+    assert checkpointer.save(request) == checkpointer.save(request)
+    assert len(checkpointer.written(control_pb2.WrittenRequest(save="aa")).files) == 2
 
 
 def test_a_survivors_save_that_has_begun_is_not_committed_and_removes_nothing(tmp_path):
