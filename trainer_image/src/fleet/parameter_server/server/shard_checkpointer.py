@@ -158,7 +158,11 @@ class ShardCheckpointer:
                             files.append(write_trainer_part(path, save, part, trainer))
                 return files
 
-            self._files = _in_background(save, write)
+            try:
+                self._files = _in_background(save, write)
+            except RuntimeError as error:  # no thread can be started at present
+                row_copies.close()  # otherwise no later save could copy the tables
+                raise FleetError(f"the save {save} could not begin: {error}; save again") from error
             self._save, self._reply = save, control_pb2.SaveReply(steps=steps, history=before)
             return self._reply
 
