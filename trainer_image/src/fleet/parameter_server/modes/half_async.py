@@ -13,6 +13,7 @@ too: they are added row by row and, unless the table's rule is SGD, averaged ove
 table had gradients.
 """
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -36,6 +37,8 @@ from fleet.tables.rules import SGD, PaddleSGD
 from fleet.wire import NO_STEP, HyperParameters
 
 __all__ = ["GradientQueues", "HalfAsync", "HalfAsyncTrainer", "MergedStep"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -309,6 +312,15 @@ class HalfAsyncTrainer(TrainerMode):
             loop()
         except FleetError as error:
             self._session.fail(error)
+        except Exception as raised:  # noqa: BLE001 - the training thread raises it
+            # Otherwise the training thread would wait for `stalled_seconds`, by default half an hour.
+            _log.exception("half-async communication has failed")
+            self._session.fail(
+                FleetError(
+                    f"half-async communication has failed ({type(raised).__name__}: {raised}); the traceback "
+                    "is in the log"
+                )
+            )
 
     def _send_loop(self) -> None:
         """Merge and send the queued steps whenever the values of the previous update have arrived."""
