@@ -216,6 +216,8 @@ class ReceiveBuffers:
             memory, tensors = self._shared[trainer]
             return Buffer(block, tensors[block], memory[block], stays=True)
         now = turn(trainer, block)
+        # The sum buffer may be in use: it keeps the previous value while a restarted trainer may request
+        # that.
         if now is Turn.FIRST and block not in self.begun:
             return self.sum_buffer(block)
         # The second region is reserved for gradients whose turn has come: early ones must not block sums.

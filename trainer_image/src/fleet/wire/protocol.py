@@ -393,6 +393,7 @@ class Conversation:
         if shared or not fits:
             self._check_payload(header)
         if kind is Kind.HYPER:
+            # Not `<=`: the first step has the number with which a conversation begins.
             if step < self.step:
                 raise self._error(f"step {step} begins after step {self.step}, expected a later step")
             self.step = step

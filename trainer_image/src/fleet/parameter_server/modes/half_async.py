@@ -300,6 +300,8 @@ class HalfAsyncTrainer(TrainerMode):
 
     def _adopt(self) -> None:
         """Copy arrived values into the parameters, and wake both threads."""
+        # The pulling thread requests the next values, into the same memory, as soon as `landed` is False
+        # under this lock.
         with self._work:
             if self._progress.landed:
                 self._session.adopt_values()

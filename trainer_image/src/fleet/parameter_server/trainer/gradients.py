@@ -142,6 +142,7 @@ class GradientFlow:
         self._optimizer = optimizer
         self._mode = mode
         self._finite = finite
+        # A `TrainerRows` without tables is false.
         self._rows = rows or None
         self.guard = StepGuard(optimizer)
         self._handles: list[RemovableHandle] = []

@@ -393,6 +393,7 @@ class _ParameterMemory:
         for block, value in elsewhere.items():
             copy_bytes(value, self.landing(block))
         flat, present = self.landed.view(-1), parameter.detach().reshape(-1)
+        # The parameter is overwritten as a whole, so unchanged blocks first receive their present values.
         for kept in self.blocks:
             if kept.id in unchanged:
                 flat[kept.begin : kept.end].copy_(present[kept.begin : kept.end])

@@ -149,6 +149,7 @@ class Replies:
             # Most waits last for milliseconds; only longer waits are logged and limited.
             if not self._changed.wait_for(lambda: self._failure is not None or done(), LOOK_SECONDS):
                 self._wait_long(done, describe)
+            # A reply that has arrived is worth more than a failure at the same time.
             if not done():
                 self.check()
         if not background:
@@ -319,6 +320,8 @@ class Replies:
                 f"expected {expected}"
             )
         rows = read_rows(payload, look_up.table.config.dimension)
+        # Without the lock: the training thread reads the rows once `pending` is 0, which it becomes under the
+        # lock.
         if count == len(look_up.rows):  # one server has all rows, in the order of the ids
             look_up.rows = torch.from_numpy(rows)
         else:

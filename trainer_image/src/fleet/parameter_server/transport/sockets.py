@@ -283,6 +283,7 @@ def bytes_moved(connection: socket.socket) -> BytesMoved | None:
     try:
         info = connection.getsockopt(socket.IPPROTO_TCP, option, _TCP_INFO_BYTES_MOVED.size)
         return BytesMoved(*_TCP_INFO_BYTES_MOVED.unpack(info))
+    # A Unix socket has no such option, and an old kernel has a shorter structure.
     except (OSError, struct.error):
         return None
 

@@ -226,6 +226,7 @@ class ResumableStream:
 
     def fence(self) -> None:
         """End the current connection, and wait until its last frame has been handled."""
+        # Read once, here and below: the loop's thread may drop the reference at any time.
         if (current := self._connection) is not None:
             current[0].close()
 

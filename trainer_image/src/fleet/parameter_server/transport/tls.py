@@ -169,6 +169,7 @@ class TlsSocket(socket.socket):
                     count += taken
             except ssl.SSLWantReadError:
                 return count or None
+            # Nobody can feign the end of a session by cutting the connection: frames announce it.
             except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
                 return count
             except ssl.SSLError as error:
@@ -186,6 +187,7 @@ class TlsSocket(socket.socket):
         return count
 
     def _flush(self) -> None:
+        # Only during the handshake, when the socket still blocks, up to its timeout.
         super().sendall(self._leaving.read())
 
 
