@@ -89,7 +89,10 @@ class Kind(enum.IntEnum):
     ERROR = 9
     """The type and message of an error of the sender, which then closes the connection."""
     CONFIRM = 10
-    """A trainer's request to confirm all earlier frames; the server answers with the same kind."""
+    """A trainer's request to confirm all earlier frames; the server answers with the same kind.
+
+    While a gradient waits for a receive buffer, the server also sends this kind without a request.
+    """
     GOODBYE = 11
     """The trainer has received the server's COMPLETE, so the session is no longer needed."""
     LOOK_UP = 12

@@ -363,6 +363,19 @@ class Trainers:
             case Kind.ERROR:
                 raise read_error(payload)
 
+    def assure_waiting(self) -> None:
+        """Send a frame to each trainer whose gradient is waiting for a receive buffer.
+
+        The server reads nothing from such a trainer, not even its probes; without other frames, the trainer
+        would open another connection again and again.
+        """
+        buffers = self._shard.buffers
+        with buffers.changed:
+            waiting = list(buffers.held)
+        for trainer in waiting:
+            if (session := self.sessions.get(trainer)) is not None:
+                session.stream.send(Kind.CONFIRM)
+
     def connected(self, session: TrainerSession) -> None:
         """Record that a session has a data connection."""
         with self._serving.changed:
