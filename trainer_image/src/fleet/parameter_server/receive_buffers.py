@@ -207,6 +207,7 @@ class ReceiveBuffers:
 
     def forget(self, trainer: int) -> None:
         """Free the buffer of a gradient that will not arrive. The caller holds the lock."""
+        # A trainer whose connection has ended waits for no buffer; `held` must not hide that it is missing.
         self.changed.resumes.pop(trainer, None)
         landing = self._landing.pop(trainer, None)
         if landing is not None:

@@ -125,6 +125,7 @@ def start_trainer(plan: TrainerPlan, source: Source, job: JobIdentity) -> Traine
     # A weak reference, here and below, because these must not keep a model alive that the script has dropped.
     progress.follow(partial(_steps_made, weakref.ref(trainer)))
     lifecycle.joined()
+    # A server inside this process ends with it, and does not wait for this trainer.
     if thread is None:
         atexit.register(_remind, weakref.ref(trainer), settings.deadline_seconds)
     else:

@@ -79,6 +79,7 @@ class PeerServers:
             key=part.key,
             sums=dict(part.sums),
         )
+        # Also for the call itself: on a channel that `close` has closed, gRPC raises ValueError.
         with self._lock:
             if self._closed:
                 return

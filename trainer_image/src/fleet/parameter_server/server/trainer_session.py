@@ -253,6 +253,8 @@ class TrainerSession:
         trainer, values, hello = self.identity.trainer, self._shard.shared_values, caller.hello
         offered = hello.shared and (self._shared is not None or len(caller.descriptors) > 0)
         shares = values is not None and offered
+        # Only once frames have been received: a trainer that could not map this server's memory opens a
+        # second connection without sharing.
         if self.stream.taken and shares != (self._shared is not None):
             raise RemoteProtocolError(
                 "the trainer shared memory on one connection of its session and not on another; the trainer "

@@ -117,6 +117,7 @@ class EventLoop:
             self._closing = True
             self._wake()
             self._thread.join(_JOIN_SECONDS)
+            # After the loop's thread, which may still submit work.
             self._pool.close()
 
     def wait_for(self, event: threading.Event, timeout_seconds: float) -> bool:
@@ -138,6 +139,7 @@ class EventLoop:
 
     def call_later(self, seconds: float, function: Callable[[], None]) -> None:
         """Call a function after a delay in seconds. Only the loop's thread may call this method."""
+        # The number decides between equal times, because functions cannot be compared.
         heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._numbers), function))
 
     def watch(
