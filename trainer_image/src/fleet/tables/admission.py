@@ -204,7 +204,7 @@ class _Filters:
         _, hashes, width = self._seen.shape
         words = random_words(ids, 2, self._key, ADMISSION)
         numbers = np.arange(hashes, dtype=np.uint64)
-        # Odd, and so never zero: every hash function would then take the same position.
+        # The step is odd and so never zero; with zero, every hash function would take the same position.
         mixed = words[:, :1] + numbers * (words[:, 1:2] | np.uint64(1))
         within = (mixed % np.uint64(width)).view(np.int64)
         counters: NDArray[np.int64] = (shards[:, None] * hashes + np.arange(hashes)) * width + within

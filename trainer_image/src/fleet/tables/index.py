@@ -150,7 +150,7 @@ class RowIndex:
         buckets, marks = self._hash(ids)
         entries = self._read(buckets)
         rows, marked = self._candidates(entries, marks)
-        # Without a mark, a candidate may be any number, which `wrap` keeps in range.
+        # A candidate without the mark may be any number, which `wrap` keeps in range.
         found = marked & (self.numbers.ids.take(rows, mode="wrap") == ids)
         if not found.all():
             open_ = np.flatnonzero(~found)

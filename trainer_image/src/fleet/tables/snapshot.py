@@ -132,7 +132,7 @@ class Snapshot:
         if existed:
             ids = torch.from_numpy(self._memory.numbers.ids[rows])
             words[:, :-_EXTRA] = self._memory.store.read(rows)
-            # The bits of the id as two floats; copying keeps them, also where they are a NaN.
+            # The id is stored as the bits of two floats; copying keeps them, even if they form a NaN.
             words[:, -_EXTRA:-1] = ids.view(torch.float32).view(-1, 2)
             words[:, -1] = 1.0
         self._copies.store.write(self._copies.add(rows), words)

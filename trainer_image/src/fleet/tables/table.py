@@ -345,7 +345,7 @@ class Table:
         """Return initial values, rounded to values that the row type can store."""
         row_type, dimension = self.config.row_type, self.config.dimension
         values = self.config.first_values.of(ids, dimension, self._key)
-        # As if stored, so that a look-up does not change when the id gets its row.
+        # The values are rounded as if stored, so that a look-up does not change when the id gets its row.
         return row_type.unpack(row_type.pack(torch.from_numpy(values)), dimension)
 
     def _evict(self, ids: NDArray[np.int64], step: int) -> None:

@@ -154,7 +154,7 @@ class Heartbeat:
                     f"{reply.incarnation} instead of {peer.incarnation}); the job must be restarted"
                 )
             )
-        # Last: who sees this number must find the failure above recorded.
+        # This comes last: a thread that sees the new time must also find the failure that was reported above.
         peer.lived = sent
         if reply.steps_past and not self._warned_past:
             self._warned_past = True

@@ -313,7 +313,7 @@ class SyncServer(ServerMode):
                     "expected each block either to have a gradient or to be listed as absent"
                 )
             answers = [Answer(block, self._rounds[block].step, (trainer,)) for block in late]
-            # An announcement may make it the turn of a gradient that waits for a buffer.
+            # An absence may make it the turn of a gradient that is waiting for a buffer.
             if absent:
                 self._changed.notify_all()
         for block in absent:

@@ -23,9 +23,9 @@ __all__ = ["LEAST_BYTES", "Overrun", "Pacing", "receive_bytes"]
 
 LEAST_BYTES: Final = 1 << 16
 """The smallest gradient for which a thread of the pool is woken."""
-# Bytes that the kernel has received can no longer be held back. By its own tuning they may be megabytes.
+# Bytes that the kernel has received cannot be held back; with its automatic tuning, they may be megabytes.
 _RECEIVE_BYTES: Final = 1 << 19
-# Pacing only guesses who is sending. This is what a wrong guess costs.
+# Pacing guesses which trainers are sending; a wrong guess costs at most this time.
 _PATIENCE_SECONDS: Final = 0.5
 _LOOK_SECONDS: Final = 0.02
 _GAP_SECONDS: Final = 0.05
@@ -105,7 +105,8 @@ class Pacing:
                     sender.until = now + self._patience_seconds
                 if now < sender.until:
                     self._resumes[trainer] = resume
-                    # A trainer that ceases to send resumes no other, so time has to.
+                    # A trainer that stops sending does not resume the others, so they try again after a short
+                    # time.
                     return min(_LOOK_SECONDS, sender.until - now)
             sender.began, sender.until = now, None
             return 0.0

@@ -385,8 +385,8 @@ class _ParameterMemory:
             for block in changed:
                 value = elsewhere.get(block) or self.landings.get(block) or self.landing(block)
                 copy_bytes(value, whole[self._ranges[block]])
-            # The copy went past torch. A graph that has saved the old value must notice it, as with an in-
-            # place operation.
+            # torch does not see the copy, but a graph that has saved the old value must detect it like an
+            # in-place operation.
             torch.autograd.graph.increment_version(parameter)
             self._take(whole, address)
             return

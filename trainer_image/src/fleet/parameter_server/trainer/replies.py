@@ -149,7 +149,7 @@ class Replies:
             # Most waits last for milliseconds; only longer waits are logged and limited.
             if not self._changed.wait_for(lambda: self._failure is not None or done(), LOOK_SECONDS):
                 self._wait_long(done, describe)
-            # A reply that has arrived is worth more than a failure at the same time.
+            # If a reply and a failure arrive at the same time, the reply counts.
             if not done():
                 self.check()
         if not background:

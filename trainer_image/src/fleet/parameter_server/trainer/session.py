@@ -247,8 +247,8 @@ class Session(Replies):
 
     def close(self) -> None:
         """End the session immediately; waiting threads and later calls raise an error."""
-        # First: threads that wait for a server, or open a connection again, end with this reason and not with
-        # the loss of their connection.
+        # This comes first, so that threads that wait or reconnect end with this reason instead of the loss of
+        # their connection.
         self.fail(
             FleetError(
                 "the session with the parameter servers has ended; anything that is on the servers, such as "

@@ -267,8 +267,7 @@ class Trainer:
         first, unequal = -int(least[-1]), most[:-1] != -least[:-1]
         if first == trainer:
             self._write(session.store.value_bytes)
-        # Nobody requests the new values, or takes them for the servers', before the first trainer has written
-        # all.
+        # No trainer may request or keep the values before the first one has written all of them.
         session.calls.barrier()
         if not unequal.any():
             session.store.keep()

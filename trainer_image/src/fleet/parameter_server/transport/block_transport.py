@@ -209,8 +209,8 @@ class SharedMemoryTransport(StreamTransport):
 
     def submit(self, kind: Kind, step: int, block: int, content: memoryview | LazyBytes) -> None:
         """Copy a block to this end's shared memory if its region is free, then send the frame."""
-        # Compared by identity: `SharedBlocks` returns the same view in each call, and equal bytes elsewhere
-        # are not shared.
+        # The views are compared by identity: `SharedBlocks` returns the same view in each call, and equal
+        # bytes elsewhere are not shared.
         shared = content is self._own[block] or (
             self._copies and not isinstance(content, LazyBytes) and self._put(block, content)
         )

@@ -242,8 +242,8 @@ class Connection:
         with self._starting:
             self._finishing = True
         self._outgoing.refuse(now=True)
-        # Only shut down here, and closed by the loop: the number of a descriptor that the loop or the pool
-        # still uses could otherwise become that of another connection.
+        # The socket is only shut down here, and the loop closes it: otherwise a descriptor that the loop or
+        # the pool still uses could be reused for another connection.
         hang_up(self._socket)
         if not self._started:
             self._socket.close()
@@ -296,8 +296,8 @@ class Connection:
     def _read(self) -> None:
         """Receive the available data and deliver its frames."""
         buffer, begin, end, received = self._loop.buffer, 0, len(self._rest), 0
-        # All connections share this buffer, so what could not be used was copied out, and is now copied in
-        # again.
+        # All connections share this buffer, so bytes that could not be used yet were copied out, and are now
+        # copied in again.
         buffer[:end] = self._rest
         self._rest = b""
         drained = False
@@ -308,7 +308,7 @@ class Connection:
                 if self._paused or self._ended or drained:
                     break
                 if received >= _TURN_BYTES:
-                    # Queued, and not left to the selector: TLS may have taken the remaining bytes out of the
+                    # This is not left to the selector: TLS may have taken the remaining bytes out of the
                     # socket, which then would not become readable.
                     self._loop.call(self._serve)
                     break
@@ -343,7 +343,7 @@ class Connection:
                 header = read_header(buffer[begin:end]) if end - begin >= HEADER_BYTES else None
                 if header is None:
                     break
-                # Before memory is allocated: the size of the payload is so far only a claim of the peer.
+                # The header is checked before memory is allocated, because the peer may claim any size.
                 self._receiving.advance(header)
                 self._header = header
                 begin += HEADER_BYTES
@@ -456,7 +456,7 @@ class Connection:
         try:
             self._deliver(End(error))
         finally:
-            # Even if `deliver` raises, because `close` and `fence` wait for `_over`.
+            # This runs even if `deliver` raises, because `close` and `fence` wait for `_over`.
             self._watch()
             self._over.set()
 
@@ -714,7 +714,7 @@ class Outgoing:
 
     def _has_more(self) -> bool:
         """Gather frames that were queued meanwhile; if there are none, stop flushing and return False."""
-        # Before this thread ceases to flush: encrypted bytes of its last call may still be here.
+        # This comes before the thread stops flushing, because encrypted bytes of its last call may remain.
         if self._tls is not None:
             self._tls.flush()
         with self._lock:

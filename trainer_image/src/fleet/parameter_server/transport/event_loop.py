@@ -179,8 +179,8 @@ class EventLoop:
                     (key.data, (events,)) for key, events in self._selector.select(seconds)
                 ]
                 self._asleep = False
-                # Only the calls that are queued by now: handlers queue themselves again, and sockets and
-                # timers must have their turn between.
+                # Only the calls that are queued now run in this round: handlers queue themselves again, and
+                # sockets and timers must get their turn.
                 due += [(self._calls.popleft(), ()) for _ in range(len(self._calls))]
                 while self._timers and self._timers[0][0] <= time.monotonic():
                     due.append((heapq.heappop(self._timers)[2], ()))

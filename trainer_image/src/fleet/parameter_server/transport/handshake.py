@@ -261,11 +261,12 @@ def accept(
     OSError
         The caller does not have the key, the connection ended, or the time limit expired.
     """
-    # For each receive; `half_open` limits the whole greeting, which a stranger could send byte by byte.
+    # This limits each receive; `half_open` limits the whole greeting, which a stranger could send byte by
+    # byte.
     connected.settimeout(GREETING_SECONDS)
     identity, session = Identity(0, 0, 0), None
     try:
-        # Keeps the descriptors open while the session resumes. That may have to wait for a step, so
+        # The descriptors stay open while the session resumes. Resuming may have to wait for a step, so
         # `half_open` does not limit it.
         with contextlib.ExitStack() as received:
             with half_open.bounded(connected):

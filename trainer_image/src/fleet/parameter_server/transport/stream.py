@@ -160,7 +160,7 @@ class ResumableStream:
         with self._lock:
             if not self._final_sent:
                 self._final_sent = kind in _FINAL[self._side]
-                # Also without a connection: `attach` sends all that is unacknowledged.
+                # The frame is kept even without a connection: `attach` sends all unacknowledged frames.
                 self._unacknowledged.append(frame)
                 self._held.append(frame)
                 self._held_bytes += len(payload)
@@ -309,7 +309,8 @@ class ResumableStream:
                 f"{self.peer} acknowledges {count} frames, expected at most {sent}, which is the number of "
                 "frames sent to it"
             )
-        # Computed again from the frames, because the conversation of the connection is already ahead of them.
+        # The state is computed again from the frames, because the connection's conversation is already ahead
+        # of them.
         (state, step), transitions = self._sending, TRANSITIONS[self._side]
         while self._acknowledged < count:
             header = self._unacknowledged.popleft().header

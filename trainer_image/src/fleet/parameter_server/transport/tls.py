@@ -169,7 +169,8 @@ class TlsSocket(socket.socket):
                     count += taken
             except ssl.SSLWantReadError:
                 return count or None
-            # Nobody can feign the end of a session by cutting the connection: frames announce it.
+            # An end without close_notify is safe: frames announce the end of a session, so a cut connection
+            # cannot feign it.
             except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
                 return count
             except ssl.SSLError as error:
