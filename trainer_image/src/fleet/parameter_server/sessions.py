@@ -104,6 +104,7 @@ def start_trainer(plan: TrainerPlan, source: Source, job: JobIdentity) -> Traine
     settings = _settings(strategy)
     lifecycle.start(_trainer_role(plan, job))
     look = partial(end_if_finished, os.environ, plan.trainer_id)
+    # This comes before any wait, because the servers of a finished training run do not come back.
     look()
     keep_freed_memory(os.environ)
     _, within = _choices.get(source, (None, None))

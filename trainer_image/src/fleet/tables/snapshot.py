@@ -104,6 +104,7 @@ class Snapshot:
     def parts(self) -> Iterator[TableRows]:
         """Yield all rows in parts, in any order, without admission and eviction state. Call this once."""
         for numbers in self._runs():
+            # A row that has moved within its store since the last part may come twice.
             numbers = numbers[~self._returned[numbers]]
             ids, existed, words = self._read(numbers)
             self._returned[numbers] = True

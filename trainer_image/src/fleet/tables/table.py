@@ -355,6 +355,7 @@ class Table:
             touched = TouchedShards(shards, self._memory.num_rows[shards], self._touched[shards])
             if (due := policy.due(touched, step)).any():
                 self.remove(self._leaving(policy, shards[due], step))
+        # This comes last, because the rules compare with the previous update of each shard.
         self._touched[shards] = step
 
     def _leaving(self, policy: Eviction, shards: NDArray[np.int64], step: int) -> NDArray[np.int64]:

@@ -165,6 +165,7 @@ class Heartbeat:
             )
 
     def _unanswered(self, peer: _Peer) -> None:
+        # While the session ends, a server may end first, which is no failure.
         if self._stop:
             return
         silent = self._clock.now() - peer.heard

@@ -83,6 +83,7 @@ class SentGradient:
     @property
     def unchanged(self) -> bool:
         """True if the gradient still has the same version, address and content."""
+        # Assigning `gradient.data` changes the address, but not the version.
         if version_of(self.gradient) != self.version or self.gradient.data_ptr() != self.address:
             return False
         if self.mark is None:
@@ -212,6 +213,7 @@ class GradientFlow:
         if self._hyper not in (None, hyper):
             raise _changed_hyper(self._hyper, hyper)
         for name, sent in self._sent.items():
+            # A script may also replace a gradient, as in `p.grad = clipped`.
             if self._parameters[name].grad is not sent.gradient or not sent.unchanged:
                 raise FleetError(
                     f"the gradient of {name} was changed after it had been sent, for example by clipping or "

@@ -365,6 +365,8 @@ class Replies:
                 )
             table = self._tables[header.block]
             ids, rows = read_row_gradient(payload, table.config.dimension)
+            # The ids ascend, so the first and the last one suffice. Others would be written outside the
+            # weight.
             if table.own is not None and ids.size and not 0 <= int(ids[0]) <= int(ids[-1]) < len(table.own):
                 raise RemoteProtocolError(
                     f"parameter server {self.plan.endpoints[server]} sent rows {ids[0]} to {ids[-1]} of "
