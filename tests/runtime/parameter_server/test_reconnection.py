@@ -1,5 +1,6 @@
 """A data connection that breaks between living processes: the training goes on as if it had not."""
 
+import copy
 import re
 import threading
 import time
@@ -244,6 +245,35 @@ def test_a_connection_that_swallows_everything_is_found_although_the_server_answ
     assert "has carried nothing for 1 s, not even the reply to a probe; closing it" in caplog.text
     assert "is back; " in caplog.text
     assert_same_bits(found[1], undisturbed[1])
+
+
+def test_a_trainer_whose_gradient_waits_for_a_slower_trainer_keeps_its_connection():
+    """Whatever arrives satisfies the watchdog of a connection, so a few frames suffice here."""
+    layers = [torch.nn.Linear(512, 512) for _ in range(8)]  # a server has receive buffers for three of them
+    settings = replace(PATIENT, heartbeat_seconds=0.5, deadline_seconds=30.0)
+    model = torch.nn.Sequential(*layers)
+    with loopback(trainers=2, model=lambda: copy.deepcopy(model), settings=settings) as job:
+        trainers, models, _ = zip(*(job.make_trainer(index) for index in range(2)), strict=True)
+        for trainer in trainers:
+            trainer.start()
+
+        def step(index: int) -> None:
+            models[index](torch.ones(1, 512)).sum().backward()
+            trainers[index].step()
+
+        before = reconnections()
+        early = threading.Thread(target=step, args=(1,))
+        early.start()
+        stream = trainers[1].session.connections[0].stream
+        waiting = job.servers[0].server._shard.buffers.held
+        wait_for(lambda: 1 in waiting, "a gradient that waits for a receive buffer")
+        taken = stream.taken
+        wait_for(lambda: stream.taken >= taken + 3, "frames that show that the connection works")
+        step(0)
+        early.join()
+        assert reconnections() == before
+        for trainer in trainers:
+            trainer.complete()
 
 
 def test_a_server_that_cannot_be_reached_any_more_is_tried_so_often(monkeypatch):

@@ -1,11 +1,13 @@
 """A server meets broken peers on its data port: each gets a clear error, and the server stays up."""
 
+import copy
 import itertools
 import json
 import logging
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ import torch
 
 from fleet.errors import FleetError
 from fleet.parameter_server.control.client import ControlClient
+from fleet.parameter_server.modes import Async
 from fleet.parameter_server.transport.sockets import receive_exactly
 from fleet.wire import HEADER_BYTES, Header, Kind, job_hash, pack_header, read_header
 from fleet.wire.messages import Hello as Greeting
@@ -28,10 +31,11 @@ ATTEMPTS = itertools.count()
 class Peer:
     """Somebody who speaks to the data port of the first server, well or badly."""
 
-    def __init__(self, job: Loopback) -> None:
+    def __init__(self, job: Loopback, trainer: int = 0) -> None:
         self.job = job
+        self.trainer = trainer
         self.attempt = next(ATTEMPTS)
-        self.control = ControlClient(job.endpoints[0], trainer=0, attempt=self.attempt)
+        self.control = ControlClient(job.endpoints[0], trainer, self.attempt)
         plan = job.make_trainer()[0].plan
         self.blocks = plan.blocks
         self.reply = self.control.join("loopback", "uid-1", plan.agreement, 10.0, lambda: None)
@@ -41,7 +45,7 @@ class Peer:
         self.socket.sendall(self.frame(kind, payload, **fields))
 
     def frame(self, kind: Kind, payload: bytes = b"", **fields: int) -> bytes:
-        values: dict[str, Any] = {"job": JOB, "attempt": self.attempt, "trainer": 0}
+        values: dict[str, Any] = {"job": JOB, "attempt": self.attempt, "trainer": self.trainer}
         values |= {"payload_bytes": len(payload), **fields}
         return pack_header(Header(kind, **values)) + payload
 
@@ -82,8 +86,8 @@ class Peer:
 
 
 @contextmanager
-def peer_of(job: Loopback) -> Iterator[Peer]:
-    peer = Peer(job)
+def peer_of(job: Loopback, trainer: int = 0) -> Iterator[Peer]:
+    peer = Peer(job, trainer)
     try:
         yield peer
     finally:
@@ -188,6 +192,25 @@ def test_a_gradient_cut_short(job, cut):
         peer.send(Kind.HYPER, pack_hyper([{"lr": 0.1}]), step=step)
         size = peer.blocks[0].numel * 4
         peer.socket.sendall(peer.frame(Kind.GRAD, bytes(size), step=step, block=0)[:cut])
+
+
+def test_gradients_cut_short_leave_their_receive_buffers_to_other_trainers():
+    settings = replace(PATIENT, transport="tcp")
+    large = torch.nn.Linear(512, 1024, bias=False)  # the server has receive buffers for two gradients
+    with loopback(trainers=3, mode=Async(), model=lambda: copy.deepcopy(large), settings=settings) as job:
+        for trainer in (1, 2):
+            with peer_of(job, trainer) as peer:
+                peer.greet()
+                peer.send(Kind.HYPER, pack_hyper([{"lr": 0.1}]))
+                gradient = peer.frame(Kind.GRAD, bytes(peer.blocks[0].numel * 4), block=0)
+                peer.socket.sendall(gradient[: len(gradient) // 2])
+        trainer, model, _ = job.make_trainer()
+        trainer.start()
+        before = model.weight.detach().clone()
+        model(torch.ones(1, 512)).sum().backward()
+        trainer.step()
+        assert torch.equal(model.weight, before - 0.1)
+        trainer.complete()
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_a_sum_has_a_place_beside_the_buffers(full):
         assert full.take(0).stays
 
 
-def test_what_was_landing_as_a_connection_broke_lands_in_the_same_place_again(full):
+def test_a_gradient_that_is_landing_stays_in_its_place(full):
     first, again = (full.land(1, 0, lambda *_: Turn.NEXT, lambda: None) for _ in range(2))
     assert again is first
 
@@ -71,6 +71,14 @@ def test_the_buffer_of_a_gradient_that_never_came_is_free_for_others(full):
     with full.changed:
         full.forget(1)
     assert other.has_landed
+
+
+def test_a_trainer_whose_connection_has_ended_waits_for_no_buffer(full):
+    land(full, 1, 0, Turn.NEXT)
+    Sender(full, 2, 0, Turn.NEXT)
+    with full.changed:
+        full.forget(2)
+    assert not full.held
 
 
 def test_a_sum_that_begins_with_what_came_early_does_not_stay_in_a_buffer(full):

@@ -143,6 +143,7 @@ class Certificates:
         client.check_hostname = False  # the host is not known before a connection is opened
         there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
         ends = [client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True)]
+        # Two calls for each end complete a handshake of TLS 1.3.
         for end in (*ends, *ends):
             try:
                 end.do_handshake()

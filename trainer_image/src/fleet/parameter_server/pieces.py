@@ -19,6 +19,8 @@ from fleet.plan.job import ServerPlan
 
 __all__ = ["by_block", "in_pieces", "lead_bytes"]
 
+# Measured with links as the limit, as a fraction of what they allow: four trainers reach .88 with 256 KiB and
+# .84 with 512 KiB, eight trainers .82 with 128 KiB and .79 with 256 KiB.
 _OF_ALL_BYTES: Final = 1 << 20
 _LEAST_BYTES, _MOST_BYTES = 1 << 17, 1 << 18
 _VECTOR: Final = 64
@@ -94,6 +96,8 @@ def _cut(block: PlannedBlock, num_blocks: int, most_bytes: int) -> tuple[Planned
     return tuple(
         replace(
             block,
+            # Blocks have numbers below `num_blocks`, so the first piece keeps that of its block, and no two
+            # are equal.
             id=block.id + index * num_blocks,
             begin=block.begin + first * row,
             shape=(last - first, *block.shape[1:]),

@@ -82,6 +82,7 @@ class _Region:
 
     def free(self, run: Tensor) -> None:
         """Free an allocated range."""
+        # The tensor has the dtype of its block, so its offset counts elements, not bytes.
         del self._taken[int(run.storage_offset()) * run.element_size()]
 
 
@@ -97,6 +98,7 @@ class _Changes(threading.Condition):
         """Wake all waiting threads, and resume all connections that wait for a buffer."""
         super().notify_all()
         for trainer in list(self.resumes):
+            # The caller holds the lock, but this only queues a call in the event loop.
             self.resumes.pop(trainer)()
 
 
@@ -188,6 +190,7 @@ class ReceiveBuffers:
         """Copy a gradient to the block's sum buffer as the first summand, and free its own buffer."""
         with self.changed:
             total = self.sum_buffer(first.block)
+        # Without the lock, which every arriving gradient needs.
         total.tensor.copy_(first.tensor)
         with self.changed:
             self.release(first)
@@ -204,6 +207,8 @@ class ReceiveBuffers:
 
     def forget(self, trainer: int) -> None:
         """Free the buffer of a gradient that will not arrive. The caller holds the lock."""
+        # A trainer whose connection has ended waits for no buffer; `held` must not hide that it is missing.
+        self.changed.resumes.pop(trainer, None)
         landing = self._landing.pop(trainer, None)
         if landing is not None:
             self.release(landing)
@@ -213,6 +218,8 @@ class ReceiveBuffers:
             memory, tensors = self._shared[trainer]
             return Buffer(block, tensors[block], memory[block], stays=True)
         now = turn(trainer, block)
+        # The sum buffer may be in use: it keeps the previous value while a restarted trainer may request
+        # that.
         if now is Turn.FIRST and block not in self.begun:
             return self.sum_buffer(block)
         # The second region is reserved for gradients whose turn has come: early ones must not block sums.

@@ -104,6 +104,7 @@ def start_trainer(plan: TrainerPlan, source: Source, job: JobIdentity) -> Traine
     settings = _settings(strategy)
     lifecycle.start(_trainer_role(plan, job))
     look = partial(end_if_finished, os.environ, plan.trainer_id)
+    # This comes before any wait, because the servers of a finished training run do not come back.
     look()
     keep_freed_memory(os.environ)
     _, within = _choices.get(source, (None, None))
@@ -114,6 +115,7 @@ def start_trainer(plan: TrainerPlan, source: Source, job: JobIdentity) -> Traine
         source,
         job,
         settings,
+        # Only step() finds out whether a gradient is finite; one that was sent early could not be held back.
         overlap=strategy.overlap if strategy.non_finite == "warn" else False,
         cross_step=strategy.cross_step,
         non_finite=strategy.non_finite,
@@ -121,8 +123,10 @@ def start_trainer(plan: TrainerPlan, source: Source, job: JobIdentity) -> Traine
         completed=partial(_end_if_completed, plan.trainer_id),
     )
     progress.waits_for(None)
+    # A weak reference, here and below, because these must not keep a model alive that the script has dropped.
     progress.follow(partial(_steps_made, weakref.ref(trainer)))
     lifecycle.joined()
+    # A server inside this process ends with it, and does not wait for this trainer.
     if thread is None:
         atexit.register(_remind, weakref.ref(trainer), settings.deadline_seconds)
     else:

@@ -95,6 +95,7 @@ class Shard:
         self.store = DenseStore(plan, parameters, state, rule=rule, memory=self.shared_values, fused=fused)
         self.tables = TableStore(plan.tables, self.store.failed, plan.table_shards)
         self.buffers = ReceiveBuffers(self.store.extents)
+        # Of the values before a checkpoint is loaded: a trainer compares them with its own initial values.
         self.initial_checksums = {number: zlib.crc32(self.store.view(number)) for number in self.blocks}
 
     def write(self, block: int, value: bytes) -> None:

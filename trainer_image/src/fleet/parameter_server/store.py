@@ -182,6 +182,7 @@ class DenseUpdate:
             chosen["foreach"] = False
         if fused:
             _check_fused(optimizer_class)
+            # torch accepts only one of the two kernels.
             chosen |= {"fused": True, "foreach": None}
         try:
             self._optimizer = build_optimizer(optimizer_class, [self._value], self._typed(chosen))
@@ -191,6 +192,7 @@ class DenseUpdate:
                 f"{chosen}: {error}; expected a constructor that takes (params, **options) with the options "
                 "of its param groups"
             ) from error
+        # Without hooks: the trainers run them around the script's own step.
         self._step = direct_step(self._optimizer)
 
     def apply(self, gradient: Tensor, hyper_parameters: Mapping[str, Any]) -> None:
@@ -209,6 +211,7 @@ class DenseUpdate:
         try:
             self._step()
         finally:
+            # The optimizer must not keep a gradient whose buffer is about to receive another one.
             self._value.grad = None
 
     def _typed(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -368,6 +371,7 @@ class DenseStore:
         """
         entry = self._entries[update.key]
         with entry.lock:
+            # Checked under the lock, so that no update follows a failed one of the same block.
             if self.failed.error is not None:
                 raise self.failed.error
             update.sequence = next(self._sequence)
@@ -385,6 +389,8 @@ class DenseStore:
 
     def view(self, block: int) -> memoryview:
         """Return a view of the bytes of a block's value, which must not change while the view is used."""
+        # No copy and no lock: sync mode, which sends this view, updates no block that a trainer may still be
+        # reading.
         return self._bytes[block]
 
     def read(self, key: int, into: memoryview, begin: int = 0) -> None:

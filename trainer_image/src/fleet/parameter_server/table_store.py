@@ -268,6 +268,7 @@ class TableStore:
 
     def update_bytes(self, table: int, num_bytes: int, hyper_parameters: HyperParameters) -> int:
         """Return the size of the rows that a gradient of `num_bytes` changes, without taking a lock."""
+        # The event loop's thread calls this, and must not wait for an update that holds the lock.
         entry = self._entries[table]
         config = entry.plan.config
         if not hyper_parameters or config.num_embeddings is None or not hasattr(config.rule, "every_row"):
@@ -283,6 +284,7 @@ class TableStore:
 
     def is_locked(self, table: int) -> bool:
         """Return whether a thread is using the table's rows, in which case other threads must wait."""
+        # The answer may be outdated at once; see `Trainers._work_for_pool`.
         return self._entries[table].lock.locked()
 
     def _of_every_row(self, entry: _Entry, gradient: RowGradients) -> RowGradients:

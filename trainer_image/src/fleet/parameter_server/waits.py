@@ -27,6 +27,7 @@ __all__ = [
 FIRST_WORD_SECONDS: Final = 5.0
 """The time after which a wait is first logged."""
 _POLL_SECONDS: Final = 0.2
+# About five seconds, if connections are refused at once.
 _ATTEMPTS_BEFORE_A_LOOK: Final = 25
 _MOST_NAMES: Final = 6
 """The maximum number of names in a message; the last entry gives the number of the others, if any."""

@@ -149,6 +149,7 @@ class BloomFilter:
     def candidates(self, key: tuple[int, int]) -> "_Filters":
         """Return the rule's initial state; see `Admission.candidates`."""
         hashes = max(1, round(log2(1.0 / self.error)))
+        # A filter errs least when half of it is in use: with 1 / ln 2 counters per id and hash function.
         width = max(8, ceil(self.num_ids / SHARDS / log(2)))
         return _Filters(self.count, hashes, width, key)
 
@@ -203,6 +204,7 @@ class _Filters:
         _, hashes, width = self._seen.shape
         words = random_words(ids, 2, self._key, ADMISSION)
         numbers = np.arange(hashes, dtype=np.uint64)
+        # The step is odd and so never zero; with zero, every hash function would take the same position.
         mixed = words[:, :1] + numbers * (words[:, 1:2] | np.uint64(1))
         within = (mixed % np.uint64(width)).view(np.int64)
         counters: NDArray[np.int64] = (shards[:, None] * hashes + np.arange(hashes)) * width + within

@@ -142,6 +142,7 @@ class BFloat16:
         drawn = words.astype(np.uint32).view(np.uint16)[:, : values.shape[1]]
         bits = values.contiguous().numpy().view(np.uint32)
         rounded = torch.from_numpy(((bits + drawn) & np.uint32(0xFFFF0000)).view(np.float32))
+        # The carry would turn some NaNs into numbers.
         return torch.where(values.isfinite(), rounded, values)
 
 

@@ -192,6 +192,7 @@ class LeastRecentlyUsed:
     def leaving(self, rows: ShardRows, step: int) -> NDArray[np.bool_]:
         """Return which rows of a shard to evict; see `Eviction.leaving`."""
         del step
+        # Stable: rows of one step stay in the order of their ids, on any number of servers.
         order = np.argsort(-rows.last.astype(np.int64), kind="stable")
         return _beyond_capacity(self.capacity, rows.shard, order)
 

@@ -67,6 +67,7 @@ class GeoRows:
         self._local = Table(
             replace(config, storage=IN_MEMORY)
         )  # a directory on the servers does not exist here
+        # The rows that the trainer has. The tables cannot tell: they read any other id as its first value.
         self._own = RowIndex()
         self._agreed = Table(replace(served, row_type=Float32(), storage=IN_MEMORY))
         self._touched: list[NDArray[np.int64]] = [np.zeros(0, dtype=np.int64)]
@@ -86,6 +87,7 @@ class GeoRows:
         self._own.add(ids)
         self._agreed.load(TableRows(ids, values, {}))
         known, at = find_among(ids, self._restored.ids)
+        # In two parts, because `load` initializes the state that it is not given.
         for some, state in ((known, rows_at(self._restored, at).state), (~known, {})):
             if some.any():
                 self._local.load(TableRows(ids[some], values[torch.from_numpy(some)], state))
@@ -131,6 +133,7 @@ class GeoRows:
         """
         ids, self._touched = self._all_touched(), [np.zeros(0, dtype=np.int64)]
         change = (self._local.look_up(ids) - self._agreed.look_up(ids)) / self._num_trainers
+        # A copy, because an update may overwrite its gradient, and the caller sends the change.
         self._agreed.update(ids, change.clone(), step)
         return RowGradients(ids, change)
 

@@ -150,6 +150,7 @@ class RowIndex:
         buckets, marks = self._hash(ids)
         entries = self._read(buckets)
         rows, marked = self._candidates(entries, marks)
+        # A candidate without the mark may be any number, which `wrap` keeps in range.
         found = marked & (self.numbers.ids.take(rows, mode="wrap") == ids)
         if not found.all():
             open_ = np.flatnonzero(~found)
@@ -202,6 +203,7 @@ class RowIndex:
         places = self._search(ids, *self._hash(ids))
         places = places[places != MISSING]
         rows = self._numbers_at(places)
+        # Not `_FREE`: an id that overflowed from this bucket would no longer be found.
         self._entries[places] = _REMOVED
         self.numbers.release(rows)
         return rows
@@ -240,6 +242,8 @@ class RowIndex:
         entries : uint32[n, 4]
         marks : uint32[n]
         """
+        # What is left of an entry with the right mark is a row number. Any other entry, a free or removed one
+        # included, keeps a higher bit.
         numbers = entries[:, 0] ^ marks
         for column in range(1, _BUCKET):
             np.minimum(numbers, entries[:, column] ^ marks, out=numbers)
@@ -342,6 +346,8 @@ class DirectIndex:
 
     def find_by_numpy(self, ids: Ids) -> Rows:
         """Compute the result of `find` without compiled code."""
+        # An id out of range reads the entry of another one. As an unsigned number a negative id is above all
+        # others, so one comparison finds both kinds.
         rows = self._rows.values.take(ids, mode="clip").astype(np.int64)
         rows[ids.view(np.uint64) >= np.uint64(self._rows.values.size)] = MISSING
         return rows
@@ -410,6 +416,7 @@ class IdMap:
     def _rows_of(self, ids: Ids) -> Rows:
         rows, new = self._index.find_or_add(ids)
         if self._index.numbers.end > self._values.size:
+            # Nothing else refers to the array. NumPy's check also counts references of debuggers and tracers.
             self._values.resize(self._index.numbers.ids.size, refcheck=False)
         self._values[rows[new]] = 0
         return rows

@@ -100,6 +100,7 @@ class RowMemory:
             missing = rows == MISSING
             if not missing.any():
                 return self.store.read(rows, num_words), None
+            # Row 0 always has memory, and the caller replaces the words of ids without a row.
             return self.store.read(np.where(missing, 0, rows), num_words), missing
         ids, rows = np.ascontiguousarray(ids, np.int64), np.empty(ids.size, np.int64)
         words = torch.empty(ids.size, num_words, dtype=torch.float32)

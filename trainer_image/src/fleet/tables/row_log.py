@@ -61,6 +61,7 @@ class RowLog:
         self._dtype = dtype
         self._directory = directory or tempfile.gettempdir()
         self._file = tempfile.TemporaryFile(prefix="fleet-rows-", dir=directory)  # noqa: SIM115 - closed with the log
+        # A placeholder, because an empty file cannot be mapped.
         self._map = mmap.mmap(-1, _PAGE)
         self._per_segment = max(1, _SEGMENT_BYTES // dtype.itemsize)
         self._records_bytes = -(-self._per_segment * dtype.itemsize // _PAGE) * _PAGE
@@ -213,6 +214,7 @@ class RowLog:
             # Twice what is needed, so that the map is rarely replaced; the rest of the file is a hole.
             os.truncate(self._file.fileno(), 2 * end)
             self._map = mmap.mmap(self._file.fileno(), 2 * end, prot=mmap.PROT_READ)
+            # Otherwise the system reads ahead, and caches rows that nobody asked for.
             self._map.madvise(mmap.MADV_RANDOM)
 
     def _flush(self, segment: int) -> None:
@@ -319,6 +321,7 @@ class DirectReads:
         self._record = record
         self._room = -(-(record.itemsize - 1 + _BLOCK) // _BLOCK) * _BLOCK
         """Bytes of the blocks that a record may span."""
+        # O_DIRECT needs memory that is aligned to blocks, as mappings are.
         self._buffer = mmap.mmap(-1, _READS_AT_ONCE * self._room)
         slots = np.arange(_READS_AT_ONCE)
         self._requests = np.zeros(_READS_AT_ONCE, _REQUEST)

@@ -237,6 +237,7 @@ class FTRL:
         rows.value.copy_(
             shrunk.neg_().div_(new_root.add_(options["beta"]).div_(options["lr"]).add_(options["l2"]))
         )
+        # The negation has made -0 of 0.
         rows.value.masked_fill_(torch.eq(shrunk, 0.0), 0.0)
 
 

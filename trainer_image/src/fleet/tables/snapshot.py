@@ -104,9 +104,11 @@ class Snapshot:
     def parts(self) -> Iterator[TableRows]:
         """Yield all rows in parts, in any order, without admission and eviction state. Call this once."""
         for numbers in self._runs():
+            # A row that has moved within its store since the last part may come twice.
             numbers = numbers[~self._returned[numbers]]
             ids, existed, words = self._read(numbers)
             self._returned[numbers] = True
+            # Returned rows need no copy; their memory serves the rows that change next.
             self._copies.remove(numbers)
             chosen = np.flatnonzero(existed & self._is_wanted(words))
             yield self._layout.table_rows(ids[chosen], words[torch.from_numpy(chosen)])
@@ -131,6 +133,7 @@ class Snapshot:
         if existed:
             ids = torch.from_numpy(self._memory.numbers.ids[rows])
             words[:, :-_EXTRA] = self._memory.store.read(rows)
+            # The id is stored as the bits of two floats; copying keeps them, even if they form a NaN.
             words[:, -_EXTRA:-1] = ids.view(torch.float32).view(-1, 2)
             words[:, -1] = 1.0
         self._copies.store.write(self._copies.add(rows), words)

@@ -191,6 +191,7 @@ class _OnDisk:
     def __init__(self, width: int, memory: int, directory: str | None) -> None:
         self._type = _record_type(width)
         self._log = RowLog(self._type, directory)
+        # A recent read costs a record and its row number; a slot also costs the time of a write.
         recent = min(_RECENT, memory // 16 // (self._type.itemsize + 4))
         self._recent = RecentReads(max(1, _MIN_ROWS // 16, recent), self._type)
         self._num_slots = max(_MIN_ROWS, (memory - self._recent.nbytes) // (self._type.itemsize + 8))
@@ -294,6 +295,7 @@ class _OnDisk:
             self._append(self._row_of.values[slots].astype(np.int64), self._slots.values.take(slots))
         if direct.any():
             self._append(numbers[direct], records[direct])
+        # After the writes: if one of them fails, every row is still where `_where` says.
         self._log.release(_FIRST - places[places <= _FIRST])
         slots, numbers = np.concatenate([fresh, slots]), numbers[~direct]
         self._where.values[numbers] = slots
@@ -344,6 +346,7 @@ class _OnDisk:
             return
         places, numbers = found
         live = np.flatnonzero(self._is_at(numbers, places))
+        # Read and appended before the old places are released, so that a full disk loses no row.
         self._append(numbers[live], self._log.read(places[live]))
         self._log.release(places[live])
 

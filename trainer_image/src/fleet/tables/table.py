@@ -142,6 +142,7 @@ class Table:
                 f"table {self.config.name}: a gradient of shape {list(gradient.shape)}, expected "
                 f"{list(expected)}: a row for each id"
             )
+        # Ids out of range need no check here: they have no row, and then the loop steps nothing.
         if self._loop is not None and rule is None and self._is_stepped_at_once(gradient):
             now = {**self.config.options_at(step), **(options or {})}
             before = torch.empty_like(gradient) if keeps else None
@@ -294,6 +295,7 @@ class Table:
             kept[new] = admitted
             new &= kept
         rows[new] = self._memory.add(ids[new])
+        # A snapshot may have yet to read these numbers, under which it must find no row.
         self._keep(rows[new], existed=False)
         return kept
 
@@ -343,6 +345,7 @@ class Table:
         """Return initial values, rounded to values that the row type can store."""
         row_type, dimension = self.config.row_type, self.config.dimension
         values = self.config.first_values.of(ids, dimension, self._key)
+        # The values are rounded as if stored, so that a look-up does not change when the id gets its row.
         return row_type.unpack(row_type.pack(torch.from_numpy(values)), dimension)
 
     def _evict(self, ids: NDArray[np.int64], step: int) -> None:
@@ -352,6 +355,7 @@ class Table:
             touched = TouchedShards(shards, self._memory.num_rows[shards], self._touched[shards])
             if (due := policy.due(touched, step)).any():
                 self.remove(self._leaving(policy, shards[due], step))
+        # This comes last, because the rules compare with the previous update of each shard.
         self._touched[shards] = step
 
     def _leaving(self, policy: Eviction, shards: NDArray[np.int64], step: int) -> NDArray[np.int64]:

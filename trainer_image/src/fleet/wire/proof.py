@@ -66,6 +66,7 @@ def make_proof(key: bytes, server: int, method: str, *, seconds: float, nonce: b
 
 def read_proof(text: str, key: bytes, server: int, method: str, *, seconds: float) -> Proof | None:
     """Decode a proof; return None if it is malformed, or not valid at this time."""
+    # compare_digest() raises TypeError for other text.
     if len(text) > _LONGEST or not text.isascii():
         return None
     match text.split(" "):
@@ -73,6 +74,7 @@ def read_proof(text: str, key: bytes, server: int, method: str, *, seconds: floa
             proof = Proof(int(moment), nonce, mac)
         case _:
             return None
+    # In constant time, so that how long a refusal takes reveals nothing about the right MAC.
     holds = hmac.compare_digest(_mac(key, server, method, proof.seconds, nonce), mac)
     return proof if holds and abs(seconds - proof.seconds) <= CLOCK_SECONDS else None
 

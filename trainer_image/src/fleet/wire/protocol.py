@@ -89,7 +89,10 @@ class Kind(enum.IntEnum):
     ERROR = 9
     """The type and message of an error of the sender, which then closes the connection."""
     CONFIRM = 10
-    """A trainer's request to confirm all earlier frames; the server answers with the same kind."""
+    """A trainer's request to confirm all earlier frames; the server answers with the same kind.
+
+    While a gradient waits for a receive buffer, the server also sends this kind without a request.
+    """
     GOODBYE = 11
     """The trainer has received the server's COMPLETE, so the session is no longer needed."""
     LOOK_UP = 12
@@ -389,9 +392,11 @@ class Conversation:
             fits = (least <= size <= most and size % multiple == 0) or (not size and bounds is not _NOTHING)
         else:
             fits = block == NO_BLOCK and size <= self._max_bytes.get(kind, 0)
+        # The checks above only find out that something is wrong; `_check_payload` finds out what, to name it.
         if shared or not fits:
             self._check_payload(header)
         if kind is Kind.HYPER:
+            # Not `<=`: the first step has the number with which a conversation begins.
             if step < self.step:
                 raise self._error(f"step {step} begins after step {self.step}, expected a later step")
             self.step = step

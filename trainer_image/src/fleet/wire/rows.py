@@ -104,6 +104,7 @@ def read_ids(payload: memoryview, row_bytes: int, *, with_rows: bool = False) ->
     if not len(payload):
         return np.zeros(0, dtype=np.int64)
     most, size = most_rows(row_bytes), row_bytes if with_rows else 0
+    # A payload with n ids has 16 + n * size + (n - 1) * width bytes.
     first, width = _FIRST.unpack_from(payload) if len(payload) >= _FIRST.size else (0, 0)
     number, left = divmod(len(payload) - _FIRST.size + width, size + width) if width in _WIDTHS else (0, 1)
     if left or not 1 <= number <= most:

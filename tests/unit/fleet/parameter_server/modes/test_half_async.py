@@ -256,16 +256,24 @@ def test_before_a_save_all_queued_gradients_leave_and_their_values_are_adopted()
     trainer.mode.close()
 
 
-def test_what_a_thread_of_the_mode_finds_the_next_step_raises():
+@pytest.mark.parametrize(
+    ("raised", "words"),
+    [
+        (FleetError("the servers are gone"), "the servers are gone"),
+        (MemoryError("no memory is left"), r"half-async .* \(MemoryError: no memory is left\)"),
+    ],
+    ids=["of-the-runtime", "any-other"],
+)
+def test_what_a_thread_of_the_mode_finds_the_next_step_raises(raised, words):
     trainer = Stepping()
 
     def broken(*_: object) -> None:
-        raise FleetError("the servers are gone")
+        raise raised
 
     trainer.session.send_step = broken  # type: ignore[method-assign, assignment]
     trainer.step(1.0)
     wait_for(lambda: trainer.session.failure, "the failure")
-    with pytest.raises(FleetError, match="the servers are gone"):
+    with pytest.raises(FleetError, match=words):
         trainer.step(1.0)
     trainer.mode.close()
 

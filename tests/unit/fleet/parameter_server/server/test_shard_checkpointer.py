@@ -16,7 +16,10 @@ from fleet.parameter_server.server.shard_checkpointer import PartTransfer, Shard
 from fleet.parameter_server.server.shard_loader import ShardLoader
 from fleet.parameter_server.store import FailedStep
 from fleet.parameter_server.table_store import TableStore
+from fleet.plan.tables import TablePlan
 from fleet.role_maker import JobIdentity
+from fleet.tables import TableConfig
+from fleet.tables.rules import SGD
 
 
 def test_a_part_is_joined_and_handed_over_once():
@@ -47,6 +50,13 @@ def test_a_chunk_that_does_not_follow_is_refused(save, offset):
         parts.upload(save, offset, b"x")
 
 
+def test_a_chunk_whose_reply_was_lost_may_be_repeated():
+    parts = PartTransfer()
+    for offset, data in ((0, b"half "), (0, b"half "), (5, b"and half"), (5, b"and half")):
+        parts.upload("a", offset, data)
+    assert parts.take_upload("a", 13) == b"half and half"
+
+
 def test_each_trainer_downloads_what_was_offered_to_it_last():
     parts = PartTransfer()
     large = bytes(range(251)) * (CHUNK_BYTES // 251 + 7)
@@ -63,15 +73,15 @@ def test_each_trainer_downloads_what_was_offered_to_it_last():
 class Checkpointer(ShardCheckpointer):
     """A server with one parameter, and a trainer that has joined it as attempt 0."""
 
-    def __init__(self, attempt: int = 0, value: float = 1.0) -> None:
+    def __init__(self, attempt: int = 0, value: float = 1.0, tables: tuple[TablePlan, ...] = ()) -> None:
         pieces = [Piece("w", 0, 1, torch.tensor([value]), {})]
         shard: Any = SimpleNamespace(
             plan=SimpleNamespace(server=0, endpoints=("a:1",), has_common_step=False, table_shards=()),
             blocks={},
             store=SimpleNamespace(snapshot=lambda: list(pieces)),
-            tables=TableStore((), FailedStep("a:1")),
+            tables=TableStore(tables, FailedStep("a:1")),
         )
-        mode: Any = SimpleNamespace(step=3, missing=list)
+        mode: Any = SimpleNamespace(step=3, step_of=lambda _: 3, missing=list)
         loader = ShardLoader(shard, mode, JobIdentity("digits", "u", attempt))
         membership = SimpleNamespace(joined=(0,), check_joined=self._check)
         super().__init__(shard, mode, loader, cast("Any", membership), threading.Condition())
@@ -90,6 +100,30 @@ class Checkpointer(ShardCheckpointer):
 
 def commit(checkpointer: Checkpointer, directory: Path, manifest: str) -> None:
     checkpointer.commit(control_pb2.CommitRequest(directory=str(directory), manifest=manifest))
+
+
+def test_a_save_whose_reply_was_lost_may_be_repeated(tmp_path):
+    checkpointer = Checkpointer()
+    checkpointer.upload_part(control_pb2.PartRequest(save="aa", data=b"part"))
+    request = control_pb2.SaveRequest(directory=str(tmp_path), save="aa", step=3, part_bytes=4)
+    assert checkpointer.save(request) == checkpointer.save(request)
+    assert len(checkpointer.written(control_pb2.WrittenRequest(save="aa")).files) == 2
+
+
+def test_a_save_for_which_no_thread_can_be_started_leaves_tables_for_the_next_one(tmp_path, monkeypatch):
+    config = TableConfig("t", 1, SGD())
+    checkpointer = Checkpointer(tables=(TablePlan(0, config, 0, warm_start=lambda: ([7], [[1.0]])),))
+    request = control_pb2.SaveRequest(directory=str(tmp_path), save="aa", step=3)
+    with monkeypatch.context() as limited:
+        limited.setattr(threading.Thread, "start", _refuse)
+        with pytest.raises(FleetError, match="save aa could not begin: can't start new thread; save again"):
+            checkpointer.save(request)
+    checkpointer.save(request)
+    assert checkpointer.written(control_pb2.WrittenRequest(save="aa")).done
+
+
+def _refuse(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
 
 
 def test_a_survivors_save_that_has_begun_is_not_committed_and_removes_nothing(tmp_path):

@@ -21,10 +21,14 @@ __all__ = ["ServerStub", "check_encrypts", "open_channel", "server_credentials"]
 Options = Sequence[tuple[str, int | str]]
 
 _CHANNEL_OPTIONS: Final = (
+    # gRPC would use a proxy of the environment (http_proxy), which seldom reaches the pods of a job.
     ("grpc.enable_http_proxy", 0),
+    # By gRPC's own settings, a channel would wait up to two minutes before it tries a server that has come
+    # back.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 2000),  # also an attempt's timeout; a busy server may need it
     ("grpc.max_reconnect_backoff_ms", 1000),
+    # Replies may exceed gRPC's default of 4 MiB: that of a reduction has up to 16 MiB.
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
 )

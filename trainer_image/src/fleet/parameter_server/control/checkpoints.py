@@ -207,6 +207,7 @@ def pieces_of_tensor(block: int, name: str, tensor: Tensor) -> Iterator[control_
     """
     data = bytes_of(tensor.contiguous())
     dtype = str(tensor.dtype).removeprefix("torch.")
+    # An empty tensor, too, needs one message.
     for begin in range(0, max(len(data), 1), CHUNK_BYTES):
         yield control_pb2.StatePiece(
             block=block,

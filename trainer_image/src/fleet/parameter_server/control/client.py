@@ -89,6 +89,7 @@ class ControlClient:
         deadline = began + timeout_seconds
         while True:
             left = max(0.0, deadline - time.monotonic())
+            # Without `wait_for_ready`, gRPC fails the call as soon as it finds that no server is listening.
             future = self._stub.now.Join.future(
                 request, timeout=min(left, _FRESH_SECONDS), wait_for_ready=True
             )

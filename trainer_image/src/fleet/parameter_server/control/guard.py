@@ -117,6 +117,8 @@ class Guard(grpc.ServerInterceptor):
         self._proved = proved
         self._window = ReplayWindow(MOST_TRIES)
         self._logged_at = float("-inf")
+        # As streams, although the calls are not: gRPC then does not read a message before the handler asks
+        # for it.
         self._refused: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(
             _Pooled(pools["Check"], _refuse)
         )

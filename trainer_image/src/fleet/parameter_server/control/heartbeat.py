@@ -154,6 +154,7 @@ class Heartbeat:
                     f"{reply.incarnation} instead of {peer.incarnation}); the job must be restarted"
                 )
             )
+        # This comes last: a thread that sees the new time must also find the failure that was reported above.
         peer.lived = sent
         if reply.steps_past and not self._warned_past:
             self._warned_past = True
@@ -164,6 +165,7 @@ class Heartbeat:
             )
 
     def _unanswered(self, peer: _Peer) -> None:
+        # While the session ends, a server may end first, which is no failure.
         if self._stop:
             return
         silent = self._clock.now() - peer.heard

@@ -111,6 +111,7 @@ class ControlService:
         self._pools = {
             "Check": futures.ThreadPoolExecutor(2, thread_name_prefix="fleet-refuse"),
             "Heartbeat": futures.ThreadPoolExecutor(2, thread_name_prefix="fleet-signs"),
+            # A stream occupies its thread until the receiver has read it.
             "State": futures.ThreadPoolExecutor(num_trainers, thread_name_prefix="fleet-state"),
         }
         guard = Guard(key, server, self._pools, _LARGE, lambda: self._serving, self._proved)

@@ -259,4 +259,5 @@ def clip_coefficient(sum_of_squares: float, max_norm: float) -> float:
         The factor by which `torch.nn.utils.clip_grad_norm_` multiplies gradients.
     """
     coefficient = max_norm / (float(sum_of_squares) ** 0.5 + _EPSILON)
+    # Not min(1.0, coefficient), which would be 1 for nan.
     return 1.0 if coefficient > 1.0 else coefficient

@@ -252,6 +252,8 @@ class ImmediateServer(ServerMode):
         """
         try:
             if self._steps.is_due(trainer, block, step):
+                # Applied in the buffer itself: until this frame has been used, its connection receives
+                # nothing into it.
                 gradient = self._shard.buffers.landing(trainer).tensor
                 origin, hyper = self._steps.origin(trainer, step), self._steps.hyper[trainer]
                 seen = self._seen.of(trainer, block) if self._seen is not None else None
@@ -349,6 +351,8 @@ class ImmediateServer(ServerMode):
             for (_, of), unsent in self._unsent.items():
                 if of == table:
                     append_ids(unsent, ids)
+            # Cleared before the rows are read: a row that changes in between is sent now and listed again, so
+            # that no change is lost.
             own = self._unsent.get((trainer, table), [])
             parts = [ids, *own]
             own.clear()

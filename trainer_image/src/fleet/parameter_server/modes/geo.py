@@ -109,6 +109,8 @@ class GeoTrainer(TrainerMode):
         del absent
         session = self._session
         session.advance()
+        # Values are adopted at the first step after they have arrived, not only when the next exchange is
+        # due.
         if self._in_flight and session.values_arrived and session.rows.settled:
             self._receive()
         early = self._rows is not None and self._rows.must_leave

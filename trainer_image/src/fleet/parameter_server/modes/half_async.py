@@ -13,6 +13,7 @@ too: they are added row by row and, unless the table's rule is SGD, averaged ove
 table had gradients.
 """
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -36,6 +37,8 @@ from fleet.tables.rules import SGD, PaddleSGD
 from fleet.wire import NO_STEP, HyperParameters
 
 __all__ = ["GradientQueues", "HalfAsync", "HalfAsyncTrainer", "MergedStep"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -279,6 +282,7 @@ class HalfAsyncTrainer(TrainerMode):
             self._stopping = True
             self._work.notify_all()
         for thread in self._threads:
+            # A thread that was never started cannot be joined.
             if thread.is_alive():
                 thread.join()
 
@@ -296,6 +300,8 @@ class HalfAsyncTrainer(TrainerMode):
 
     def _adopt(self) -> None:
         """Copy arrived values into the parameters, and wake both threads."""
+        # The pulling thread requests the next values, into the same memory, as soon as `landed` is False
+        # under this lock.
         with self._work:
             if self._progress.landed:
                 self._session.adopt_values()
@@ -308,6 +314,15 @@ class HalfAsyncTrainer(TrainerMode):
             loop()
         except FleetError as error:
             self._session.fail(error)
+        except Exception as raised:  # noqa: BLE001 - the training thread raises it
+            # Otherwise the training thread would wait for `stalled_seconds`, by default half an hour.
+            _log.exception("half-async communication has failed")
+            self._session.fail(
+                FleetError(
+                    f"half-async communication has failed ({type(raised).__name__}: {raised}); the traceback "
+                    "is in the log"
+                )
+            )
 
     def _send_loop(self) -> None:
         """Merge and send the queued steps whenever the values of the previous update have arrived."""
@@ -321,6 +336,7 @@ class HalfAsyncTrainer(TrainerMode):
             if merged is not None:
                 payloads = {block: bytes_of(gradient) for block, gradient in merged.gradients.items()}
                 self._session.send_step(merged.step, merged.hyper_parameters, payloads, merged.of_rows)
+                # The next merge overwrites the memory from which the gradients are sent.
                 self._session.flush()
             with self._work:
                 self._sending = False
@@ -341,6 +357,7 @@ class HalfAsyncTrainer(TrainerMode):
                 )
                 if self._stopping:
                     return
+                # Before the request: values may lack the gradients of steps that are sent after it.
                 sent = self._progress.sent
             self._session.request_values()
             self._session.wait_for_values(background=True)

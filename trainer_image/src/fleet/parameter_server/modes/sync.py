@@ -219,6 +219,7 @@ class SyncServer(ServerMode):
             return Turn.LATER
         if round_.total is not None:
             return Turn.NEXT
+        # The gradient that begins the sum is about to land in the sum buffer, where the previous value is.
         self._free_place(round_)
         return Turn.FIRST
 
@@ -312,6 +313,7 @@ class SyncServer(ServerMode):
                     "expected each block either to have a gradient or to be listed as absent"
                 )
             answers = [Answer(block, self._rounds[block].step, (trainer,)) for block in late]
+            # An absence may make it the turn of a gradient that is waiting for a buffer.
             if absent:
                 self._changed.notify_all()
         for block in absent:
@@ -385,6 +387,7 @@ class SyncServer(ServerMode):
         """Drop a gradient that a trainer sent before it restarted, so that the trainer can send it again."""
         if (landed := round_.landed.pop(trainer, None)) is not None:
             self._buffers.release(landed)
+        # A sum of this gradient alone begins again. From a larger sum it cannot be taken out to the bit.
         if round_.summed.keys() == {trainer} and not round_.busy and round_.total is not None:
             self._buffers.release(round_.total)
             round_.total = None
@@ -485,6 +488,7 @@ class SyncServer(ServerMode):
                 if round_.busy:
                     return False
                 if not awaited:
+                    # Without a live trainer there is nobody to answer, and no step is made.
                     round_.stepping = bool(live)
                     return round_.stepping
                 trainer = min(awaited)
@@ -502,7 +506,7 @@ class SyncServer(ServerMode):
                 spent = None
             elif is_last and round_.total.in_place:
                 # The previous value will be kept in the sum buffer, so the sum moves to the gradient's
-                # buffer.
+                # buffer. The bits are the same, because an addition of two numbers is commutative.
                 gradient.tensor.add_(round_.total.tensor)
                 spent, round_.total = round_.total, gradient
             else:
@@ -533,11 +537,15 @@ class SyncServer(ServerMode):
             round_.hyper = self._participants.hyper_of(round_.step, round_.summed)
         mean = round_.total.tensor if round_.total is not None and round_.hyper != NO_STEP else None
         if mean is not None and len(live) > 1:
+            # The program's operator `scale` has the factor 1 / N. A division would round differently unless N
+            # is a power of two.
             mean.mul_(1.0 / len(live))
         if block not in self._norms.blocks:
             return [self._finish(block)]
         squares = sum_of_squares(mean) if mean is not None else 0.0
         with self._changed:
+            # Before the part is added: another server's part may then complete the norm, and its thread steps
+            # the block.
             round_.averaged, round_.stepping = True, False
             self._changed.notify_all()
         known = self._norms.add(round_.step, block, squares)

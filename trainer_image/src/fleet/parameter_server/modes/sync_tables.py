@@ -103,6 +103,8 @@ class SyncTables:
             if self.rounds[table].stepping or self._store.failed.error is not None:
                 self._wait_until_stepped(table)
             round_ = self.rounds[table]
+            # Under the lock of the round, so that the rows are those of the step with which `step` is
+            # compared.
             rows = self._store.rows(table, ids)
             if step == round_.step + 1:
                 # A trainer that holds the table receives all changes anyway.
@@ -163,6 +165,7 @@ class SyncTables:
             round_, live = self.rounds[table], self._participants.live
             if round_.stepping or not live or not live <= round_.arrived.keys():
                 return []
+            # Claimed under the lock and stepped without it: look-ups of the table wait, and all else goes on.
             round_.stepping = True
         trainers = tuple(sorted(round_.arrived))
         try:
@@ -244,6 +247,7 @@ class SyncTables:
             return _none_of(total)
         self._store.check_reportable(table, total.ids.size)
         if divisor > 1:
+            # Multiplied as for dense blocks; see `SyncServer._step`.
             total.values.mul_(1.0 / divisor)
         update = RowUpdate(table, total, hyper, origins, keeps=True)
         self._store.apply(update)

@@ -9,6 +9,7 @@ from fleet.parameter_server.server.membership import Membership
 
 __all__ = ["Barriers"]
 
+# Each waiting call occupies a thread of the control service, also when its trainer is gone.
 _TURN_SECONDS: Final = 1.0
 _ARRIVAL: Final = Contribution("sum", "<f4", (0,), b"")  # a barrier is a reduction of nothing
 

@@ -79,6 +79,7 @@ class PeerServers:
             key=part.key,
             sums=dict(part.sums),
         )
+        # Also for the call itself: on a channel that `close` has closed, gRPC raises ValueError.
         with self._lock:
             if self._closed:
                 return
@@ -89,6 +90,8 @@ class PeerServers:
                 )
             remaining = min(_FRESH_SECONDS, max(0.1, deadline - time.monotonic()))
             future = self._stubs[server].now.Norm.future(request, timeout=remaining, wait_for_ready=True)
+        # Without the lock: if the call has ended already, gRPC runs `_done` here, which takes the lock for
+        # its next call.
         future.add_done_callback(partial(self._done, part, server, deadline))
 
     def _done(

@@ -23,7 +23,9 @@ __all__ = ["LEAST_BYTES", "Overrun", "Pacing", "receive_bytes"]
 
 LEAST_BYTES: Final = 1 << 16
 """The smallest gradient for which a thread of the pool is woken."""
+# Bytes that the kernel has received cannot be held back; with its automatic tuning, they may be megabytes.
 _RECEIVE_BYTES: Final = 1 << 19
+# Pacing guesses which trainers are sending; a wrong guess costs at most this time.
 _PATIENCE_SECONDS: Final = 0.5
 _LOOK_SECONDS: Final = 0.02
 _GAP_SECONDS: Final = 0.05
@@ -96,11 +98,15 @@ class Pacing:
             if sender.step != step:
                 sender.step, sender.taken_bytes, sender.began = step, 0, None
             now = self._clock()
+            # A frame that was let in and then had to wait for a receive buffer comes here again, and is not
+            # held a second time.
             if sender.began is None and self.is_ahead(trainer):
                 if sender.until is None:
                     sender.until = now + self._patience_seconds
                 if now < sender.until:
                     self._resumes[trainer] = resume
+                    # A trainer that stops sending does not resume the others, so they try again after a short
+                    # time.
                     return min(_LOOK_SECONDS, sender.until - now)
             sender.began, sender.until = now, None
             return 0.0

@@ -138,6 +138,8 @@ class Server:
             receive_bytes=receive_bytes(lead_bytes(plan, settings)),
             certificates=certificates,
         )
+        # Before the control service, whose replies to joins name the data port. The loop that serves data
+        # connections may start last, because its calls are queued until then.
         self._ports.start()
         self._control = ControlService(
             address,

@@ -96,6 +96,8 @@ class ShardCheckpointer:
         self._files: Future[list[FileRecord]] = Future()
         """The files of the latest save, once they are written."""
         self._files.set_result([])
+        self._reply = control_pb2.SaveReply()
+        """The reply to the request of the latest save."""
 
     def save(self, request: control_pb2.SaveRequest) -> control_pb2.SaveReply:
         """Copy the shard, after waiting for the previous save, and start writing the copy.
@@ -120,11 +122,13 @@ class ShardCheckpointer:
                 f"a save is named {save[:80]!r}; expected 1 to 64 letters and digits, because the name "
                 "becomes part of file names"
             )
-        first_part = self._parts.take_upload(save, request.part_bytes)
         with self._changed:
             trainers = self._membership.joined
         path = Path(request.directory)
         with for_saves.lent(), self._loader.disk_lock:
+            if save == self._save:  # gRPC repeats a request whose reply was lost
+                return self._reply
+            first_part = self._parts.take_upload(save, request.part_bytes)
             wait([self._files])
             history = self._loader.history
             before = None if history is None else control_pb2.History(saves=history[-MOST_BEFORE:])
@@ -154,8 +158,13 @@ class ShardCheckpointer:
                             files.append(write_trainer_part(path, save, part, trainer))
                 return files
 
-            self._save, self._files = save, _in_background(save, write)
-        return control_pb2.SaveReply(steps=steps, history=before)
+            try:
+                self._files = _in_background(save, write)
+            except RuntimeError as error:  # no thread can be started at present
+                row_copies.close()  # otherwise no later save could copy the tables
+                raise FleetError(f"the save {save} could not begin: {error}; save again") from error
+            self._save, self._reply = save, control_pb2.SaveReply(steps=steps, history=before)
+            return self._reply
 
     def written(self, request: control_pb2.WrittenRequest) -> control_pb2.WrittenReply:
         """Wait briefly for the files of a save; return their records, or reply that they are not ready.
@@ -332,6 +341,8 @@ class PartTransfer:
         with self._lock:
             if not offset:
                 self._save, self._uploaded = save, bytearray()
+            elif save == self._save and data and self._uploaded[offset:] == data:
+                return  # gRPC repeats a chunk whose reply was lost
             if (save, offset) != (self._save, len(self._uploaded)):
                 raise ConfigurationError(
                     f"a chunk of the trainer's part of the save {save!r} begins at {offset}; expected a "

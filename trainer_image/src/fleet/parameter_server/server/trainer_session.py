@@ -118,6 +118,7 @@ class TrainerSession:
         self._codec = Codec(
             shard.plan.blocks,
             wire_dtype,
+            # `stream` is made below; only a connection calls this.
             lambda block: shard.buffers.land(identity.trainer, block, turn, self.stream.resume),
         )
         self.converted = self._codec.converted.keys()
@@ -168,6 +169,8 @@ class TrainerSession:
                 shared=bool(descriptors),
             )
             directions = caller.answer(ours, self.block_bytes, descriptors, self.row_bytes)
+            # Before frames are received: a connection that breaks at once must be recorded first as open,
+            # then as lost.
             self._on_connected(self)
             try:
                 resent = self.stream.attach(caller.connected, directions, caller.hello.taken)
@@ -250,6 +253,8 @@ class TrainerSession:
         trainer, values, hello = self.identity.trainer, self._shard.shared_values, caller.hello
         offered = hello.shared and (self._shared is not None or len(caller.descriptors) > 0)
         shares = values is not None and offered
+        # Only once frames have been received: a trainer that could not map this server's memory opens a
+        # second connection without sharing.
         if self.stream.taken and shares != (self._shared is not None):
             raise RemoteProtocolError(
                 "the trainer shared memory on one connection of its session and not on another; the trainer "

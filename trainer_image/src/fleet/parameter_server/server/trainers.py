@@ -178,10 +178,13 @@ class Trainers:
                 self._serving.check()
                 again = self.membership.attempt(trainer) >= 0
                 self.membership.admit(trainer, attempt, self._clock.now())
+                # In this order: the last frame of the old attempt ends, the mode drops what that attempt has
+                # left, and only then can the new attempt open a data connection.
                 old = self.sessions.pop(trainer, None)
                 self._barriers.admit(trainer)
             if old is not None:
                 replaced = f"trainer {trainer} was replaced by its attempt {attempt}"
+                # Without the lock of the membership: the old process has a second to read the reason.
                 old.fail(FleetError(f"{replaced}; this process has attempt {old.identity.attempt}"), 1.0)
             self._mode.admit(trainer, attempt)
             session = TrainerSession(
@@ -266,6 +269,10 @@ class Trainers:
     def take(self, session: TrainerSession, event: Frame | End, *, in_pool: bool = False) -> Work | None:
         """Handle a frame or the end of a connection; return any long work, which the pool then runs."""
         if isinstance(event, End):
+            # A gradient that was cut short is sent again from its beginning, if at all. Until then, its
+            # buffer serves the other trainers. A later attempt has none yet: it joins only after this event.
+            with self._shard.buffers.changed:
+                self._shard.buffers.forget(session.identity.trainer)
             self.ended(session, event.error)
             return None
         header, payload = event
@@ -319,6 +326,8 @@ class Trainers:
                 )
                 long = of_rows >= LEAST_BYTES
             long = long or number in tables.on_disk
+            # A save may take the lock after this look. Then the loop waits while one part of the table is
+            # copied; a table on a disk, where that takes long, always goes to the pool.
             waits = number in self._tables_in_pool or tables.is_locked(number)
         else:
             long = kind in _RARE or (kind is Kind.HYPER and not session.begun)
@@ -353,6 +362,19 @@ class Trainers:
                 session.ending.left.set()
             case Kind.ERROR:
                 raise read_error(payload)
+
+    def assure_waiting(self) -> None:
+        """Send a frame to each trainer whose gradient is waiting for a receive buffer.
+
+        The server reads nothing from such a trainer, not even its probes; without other frames, the trainer
+        would open another connection again and again.
+        """
+        buffers = self._shard.buffers
+        with buffers.changed:
+            waiting = list(buffers.held)
+        for trainer in waiting:
+            if (session := self.sessions.get(trainer)) is not None:
+                session.stream.send(Kind.CONFIRM)
 
     def connected(self, session: TrainerSession) -> None:
         """Record that a session has a data connection."""
@@ -473,6 +495,7 @@ class Trainers:
 
     def _on_table(self, table: int, work: Callable[[], object]) -> Callable[[], None]:
         """Return long work on a table; until it ends, the pool also handles other frames for the table."""
+        # Before the work is queued, so that the next frame for the table follows it.
         self._tables_in_pool.append(table)
 
         def run() -> None:
@@ -508,5 +531,6 @@ class Trainers:
         with self._loader.step_to_answer(trainer, asked_step) as step:
             answers = self._mode.pull(trainer, step)
         if step != asked_step:
+            # The trainer refuses values of any other step than the one that it asked for.
             answers = [replace(answer, step=asked_step) for answer in answers]
         self.answer(answers)

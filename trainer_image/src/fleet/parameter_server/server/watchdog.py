@@ -49,6 +49,8 @@ class Watchdog:
         self._survives_loss = survives_loss
         self._absent, self._stalled = WaitLog(clock.now), WaitLog(clock.now)
         self._silent: set[int] = set()
+        self._assured_at = clock.now()
+        """The time of the latest frame to trainers whose gradients are waiting."""
 
     def describe(self) -> str:
         """Describe what the server waits for; the caller holds the membership's lock."""
@@ -71,6 +73,9 @@ class Watchdog:
         """
         lost = self._look_for_absent()
         self._look_for_stalled()
+        if (now := self._clock.now()) - self._assured_at >= self._settings.heartbeat_seconds:
+            self._assured_at = now
+            self._trainers.assure_waiting()
         return lost
 
     def _look_for_absent(self) -> list[tuple[int, PeerLostError]]:

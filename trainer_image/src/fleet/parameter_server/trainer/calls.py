@@ -123,6 +123,7 @@ class ServerCalls:
         """
         self._check()
         log = WaitLog()
+        # There is no pause between two calls, because the server waits for up to a second before it replies.
         while True:
             reply = self.controls[0].reduce(self._reductions_passed, given, self._settings.deadline_seconds)
             if reply.done:

@@ -145,6 +145,7 @@ class TrainerCheckpoints(Saver):
         own_state = state_of(source) if self._steps_locally else {}
         own_rows = session.local_rows.state() if session.local_rows is not None else OwnRows()
         part = capture_part(status, step, source, own_state, own_rows=own_rows).to_bytes()
+        # Before the saves, because the first server writes the part with its own files.
         self._upload_part(save, part)
         first = session.plan.endpoints[0]
         replies = calls.ask_all(
@@ -194,6 +195,8 @@ class TrainerCheckpoints(Saver):
                 )
                 files += [FileRecord.from_json(text) for text in reply.files]
             except FleetError as error:
+                # The other servers are waited for as well: when the save fails, they have ended writing its
+                # files.
                 failure = failure or error
         if failure is not None:
             raise failure

@@ -83,6 +83,7 @@ class SentGradient:
     @property
     def unchanged(self) -> bool:
         """True if the gradient still has the same version, address and content."""
+        # Assigning `gradient.data` changes the address, but not the version.
         if version_of(self.gradient) != self.version or self.gradient.data_ptr() != self.address:
             return False
         if self.mark is None:
@@ -142,6 +143,7 @@ class GradientFlow:
         self._optimizer = optimizer
         self._mode = mode
         self._finite = finite
+        # A `TrainerRows` without tables is false.
         self._rows = rows or None
         self.guard = StepGuard(optimizer)
         self._handles: list[RemovableHandle] = []
@@ -211,6 +213,7 @@ class GradientFlow:
         if self._hyper not in (None, hyper):
             raise _changed_hyper(self._hyper, hyper)
         for name, sent in self._sent.items():
+            # A script may also replace a gradient, as in `p.grad = clipped`.
             if self._parameters[name].grad is not sent.gradient or not sent.unchanged:
                 raise FleetError(
                     f"the gradient of {name} was changed after it had been sent, for example by clipping or "
@@ -310,6 +313,7 @@ class GradientFlow:
             )
         if gradient.dtype is not self._dtypes[name]:
             check_dtype(name, gradient, self._dtypes[name])
+        # A gradient that leaves in step() needs no mark: step() compares marks before it sends.
         sent = self._sent[name] = self._record(name, gradient, marked=early)
         for block, range_ in self._ranges[name]:
             self._mode.send(block, sent.payload[range_])

@@ -99,6 +99,7 @@ class LocalSteps:
         else:
             steps = tables is None or self._finite.lets_step({}, of_rows)
         if steps:
+            # The script's optimizer also has the weights of tables, whose rows their own rules step.
             with _without_gradients(tables.weights if tables is not None else ()), self.guard.allowed():
                 step_directly(self._optimizer)  # the optimizer's hooks run around this whole method
             if tables is not None:

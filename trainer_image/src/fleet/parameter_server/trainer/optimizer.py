@@ -43,6 +43,7 @@ class DistributedOptimizer(Optimizer):
 
     def __init__(self, optimizer: Optimizer, minimize: Callable[..., None]) -> None:
         _check_step(optimizer)
+        # The constructor of the base class adds the param groups by `add_param_group`.
         self._ready = False
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.param_groups = optimizer.param_groups

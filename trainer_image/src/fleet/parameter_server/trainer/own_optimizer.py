@@ -53,6 +53,7 @@ class StepGuard:
     def replace(self, step: Callable[[], object]) -> None:
         """Run a step in place of the optimizer's own, between its pre-step and post-step hooks."""
         with self.allowed():
+            # torch's own wrapper of step(), so that hooks and profiler marks are those of any optimizer.
             Optimizer.profile_hook_step(lambda _: step())(self._optimizer)
 
     @contextlib.contextmanager

@@ -385,12 +385,15 @@ class _ParameterMemory:
             for block in changed:
                 value = elsewhere.get(block) or self.landings.get(block) or self.landing(block)
                 copy_bytes(value, whole[self._ranges[block]])
+            # torch does not see the copy, but a graph that has saved the old value must detect it like an
+            # in-place operation.
             torch.autograd.graph.increment_version(parameter)
             self._take(whole, address)
             return
         for block, value in elsewhere.items():
             copy_bytes(value, self.landing(block))
         flat, present = self.landed.view(-1), parameter.detach().reshape(-1)
+        # The parameter is overwritten as a whole, so unchanged blocks first receive their present values.
         for kept in self.blocks:
             if kept.id in unchanged:
                 flat[kept.begin : kept.end].copy_(present[kept.begin : kept.end])

@@ -149,6 +149,7 @@ class Replies:
             # Most waits last for milliseconds; only longer waits are logged and limited.
             if not self._changed.wait_for(lambda: self._failure is not None or done(), LOOK_SECONDS):
                 self._wait_long(done, describe)
+            # If a reply and a failure arrive at the same time, the reply counts.
             if not done():
                 self.check()
         if not background:
@@ -263,6 +264,7 @@ class Replies:
 
     def wait_for_some(self, blocks: Collection[int]) -> None:
         """Wait for the values of these blocks; see `wait_until`."""
+        # Set before the wait: a value that lands first is seen by its first check, a later one notifies it.
         self._wanted = frozenset(blocks)
         try:
             self.wait_until(lambda: self._missing.isdisjoint(self._wanted), self._describe_values)
@@ -318,6 +320,8 @@ class Replies:
                 f"expected {expected}"
             )
         rows = read_rows(payload, look_up.table.config.dimension)
+        # Without the lock: the training thread reads the rows once `pending` is 0, which it becomes under the
+        # lock.
         if count == len(look_up.rows):  # one server has all rows, in the order of the ids
             look_up.rows = torch.from_numpy(rows)
         else:
@@ -361,6 +365,8 @@ class Replies:
                 )
             table = self._tables[header.block]
             ids, rows = read_row_gradient(payload, table.config.dimension)
+            # The ids ascend, so the first and the last one suffice. Others would be written outside the
+            # weight.
             if table.own is not None and ids.size and not 0 <= int(ids[0]) <= int(ids[-1]) < len(table.own):
                 raise RemoteProtocolError(
                     f"parameter server {self.plan.endpoints[server]} sent rows {ids[0]} to {ids[-1]} of "

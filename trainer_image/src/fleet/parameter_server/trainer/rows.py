@@ -227,6 +227,7 @@ class TrainerRows:
         step : int, optional
             The step of the gradients; by default the trainer's current step.
         """
+        # The confirmations of the previous step come first: `expect_table_steps` forgets what was expected.
         self.wait()
         step = self.replies.step if step is None else step
         self.replies.expect_table_steps(step)

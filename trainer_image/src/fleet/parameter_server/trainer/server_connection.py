@@ -310,6 +310,8 @@ class ServerConnection:
                     buffer_bytes=settings.socket_buffer_bytes,
                 )
             except OSError as error:
+                # The server is on this host, and its process may be gone. Over TCP the session could not
+                # share memory, and may not change that.
                 if self._reached_here:
                     raise
                 if settings.transport == "shared_memory":

@@ -247,6 +247,8 @@ class Session(Replies):
 
     def close(self) -> None:
         """End the session immediately; waiting threads and later calls raise an error."""
+        # This comes first, so that threads that wait or reconnect end with this reason instead of the loss of
+        # their connection.
         self.fail(
             FleetError(
                 "the session with the parameter servers has ended; anything that is on the servers, such as "
@@ -271,6 +273,8 @@ class Session(Replies):
             copied = tuple(dict(group) for group in hyper_parameters)
             self._hyper = copied, pack_hyper(copied)
         for connection in self._holders:
+            # Held back, because gradients or the end of the step follow at once: small frames leave in one
+            # call of the kernel.
             connection.stream.send(Kind.HYPER, self._hyper[1], step=step, more=True)
 
     def send_gradient(self, block: PlannedBlock, payload: memoryview) -> None:

@@ -261,11 +261,13 @@ class Trainer:
         session, blocks, trainer = self.session, self.plan.blocks, self.plan.trainer_id
         held = session.store.checksums()
         own = np.array([held[block.id] for block in blocks] + [trainer], dtype=np.int64)
+        # One reduction gives the maximum and, as the maximum of the negative numbers, the minimum.
         combined = session.calls.reduce(Contribution.of(np.stack([own, -own]), "max"), _PUSH)
         most, least = np.frombuffer(combined, dtype=np.int64).reshape(2, -1)
         first, unequal = -int(least[-1]), most[:-1] != -least[:-1]
         if first == trainer:
             self._write(session.store.value_bytes)
+        # No trainer may request or keep the values before the first one has written all of them.
         session.calls.barrier()
         if not unequal.any():
             session.store.keep()
@@ -438,6 +440,7 @@ class Trainer:
     def close(self) -> None:
         """End the session without completing, so that servers treat this trainer as lost."""
         self.flow.detach()
+        # Before the mode, whose threads wait for the session and are joined when the mode closes.
         self.session.close()
         self.mode.close()
 

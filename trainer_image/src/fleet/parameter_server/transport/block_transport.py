@@ -209,6 +209,8 @@ class SharedMemoryTransport(StreamTransport):
 
     def submit(self, kind: Kind, step: int, block: int, content: memoryview | LazyBytes) -> None:
         """Copy a block to this end's shared memory if its region is free, then send the frame."""
+        # The views are compared by identity: `SharedBlocks` returns the same view in each call, and equal
+        # bytes elsewhere are not shared.
         shared = content is self._own[block] or (
             self._copies and not isinstance(content, LazyBytes) and self._put(block, content)
         )
@@ -217,6 +219,8 @@ class SharedMemoryTransport(StreamTransport):
 
     def poll(self, header: Header) -> memoryview | None:
         """Accept a block; return its bytes in the peer's memory, unless they were the frame's payload."""
+        # The number may be older than the answer. Then the next block follows its header, which is always
+        # correct.
         self._answered[header.block] = header.taken
         return self._theirs[header.block] if header.shared else super().poll(header)
 

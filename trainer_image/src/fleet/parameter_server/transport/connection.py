@@ -198,10 +198,13 @@ class Connection:
 
     def start(self) -> None:
         """Start to send and receive, unless the connection has already been finished."""
+        # `finish` or `close` of another thread may come first. Then the loop never sees this connection, and
+        # the other thread closes the socket itself.
         with self._starting:
             if self._finishing:
                 return
             self._started = True
+            # Not earlier: the handshake waits in this socket with a timeout.
             self._socket.setblocking(False)
         self._loop.call(self._begin)
 
@@ -239,6 +242,8 @@ class Connection:
         with self._starting:
             self._finishing = True
         self._outgoing.refuse(now=True)
+        # The socket is only shut down here, and the loop closes it: otherwise a descriptor that the loop or
+        # the pool still uses could be reused for another connection.
         hang_up(self._socket)
         if not self._started:
             self._socket.close()
@@ -268,16 +273,20 @@ class Connection:
         """Send and receive as much as the socket allows now."""
         if events & WRITE and self._outgoing.blocked:
             self._outgoing.unblock()
+        # A queued call or a timer may reach this method after the connection has been closed.
         if events & READ and not self._paused and not self._closed:
             if self._finishing:
                 self._discard()
             elif not self._ended:
                 self._read()
+        # In the usual state there is nothing to change; this runs for every event.
         if self._watched != READ or self._paused or self._ended or self._finishing or self._outgoing.blocked:
             self._watch()
 
     def _watch(self) -> None:
         """Watch the socket for the events that the connection needs next."""
+        # A paused socket is not watched: the selector is level-triggered, so unread bytes would wake the loop
+        # again and again.
         reads = not self._paused and (not self._ended or self._finishing) and not self._gone.is_set()
         events = 0 if self._closed else (READ if reads else 0) | (WRITE if self._outgoing.blocked else 0)
         if events != self._watched:
@@ -287,6 +296,8 @@ class Connection:
     def _read(self) -> None:
         """Receive the available data and deliver its frames."""
         buffer, begin, end, received = self._loop.buffer, 0, len(self._rest), 0
+        # All connections share this buffer, so bytes that could not be used yet were copied out, and are now
+        # copied in again.
         buffer[:end] = self._rest
         self._rest = b""
         drained = False
@@ -297,6 +308,8 @@ class Connection:
                 if self._paused or self._ended or drained:
                     break
                 if received >= _TURN_BYTES:
+                    # This is not left to the selector: TLS may have taken the remaining bytes out of the
+                    # socket, which then would not become readable.
                     self._loop.call(self._serve)
                     break
                 if (payload := self._payload) is not None:
@@ -306,6 +319,8 @@ class Connection:
                     begin, end = 0, end - begin
                     wanted = buffer[end : HEADER_BYTES if self._large else None]
                 count = self._receive(wanted, end)
+                # Fewer bytes than asked for mean that no more have arrived. This saves a call that would
+                # return EAGAIN.
                 drained = count < len(wanted)
                 received += count
                 if payload is not None:
@@ -328,6 +343,7 @@ class Connection:
                 header = read_header(buffer[begin:end]) if end - begin >= HEADER_BYTES else None
                 if header is None:
                     break
+                # The header is checked before memory is allocated, because the peer may claim any size.
                 self._receiving.advance(header)
                 self._header = header
                 begin += HEADER_BYTES
@@ -418,6 +434,8 @@ class Connection:
             self._serve()
 
     def _ask_again(self) -> None:
+        # This call may be late: the frame may have found a buffer meanwhile, and the pause may be that of a
+        # frame in the pool, which ends it itself.
         if self._paused and not self._worker:
             self._paused = False
             self._serve()
@@ -438,6 +456,7 @@ class Connection:
         try:
             self._deliver(End(error))
         finally:
+            # This runs even if `deliver` raises, because `close` and `fence` wait for `_over`.
             self._watch()
             self._over.set()
 
@@ -472,12 +491,14 @@ class Connection:
     def _close(self) -> None:
         """Deliver the end and close the socket, once no thread handles a frame."""
         self._closing = True
+        # `_worked` or `_sending_changed` calls this again as soon as the pool no longer uses the socket.
         if self._worker or self._outgoing.in_pool or self._closed:
             return
         self._outgoing.flushed.set()
         self._gone.set()
         if not self._ended:
             self._end(self._broken(ConnectionEndedError("it was closed at this end")))
+        # The session may have closed the connection while its end was delivered.
         if not self._closed:
             self._closed = True
             self._watch()
@@ -620,6 +641,7 @@ class Outgoing:
             with self._lock:
                 if not self._has_large and len(self._queue) <= _BATCH:
                     self._send_small()
+                    # `finish` does not end the direction while this thread is sending, so `flush` has to.
                     if not self._finishing or self.blocked:
                         return
         except Exception as raised:  # noqa: BLE001 - the connection reports it at its end
@@ -667,6 +689,8 @@ class Outgoing:
                 continue
             lazy, begin = entry
             missing = len(lazy) - begin
+            # What precedes large lazy bytes leaves first, from the loop's thread; then the pool continues
+            # from here.
             if len(lazy) > SMALL_BYTES and not self.in_pool:
                 if not leaving:
                     self.in_pool = True
@@ -677,6 +701,7 @@ class Outgoing:
                 break  # a payload that fits in one run is not divided
             if not self._runs:
                 self._runs = memoryview(bytearray(RUN_BYTES))
+            # The buffer is free: this method runs only once the kernel has all that an earlier call put here.
             run = self._runs[used_bytes:][:missing]
             lazy.read(begin, run)
             used_bytes += -(-len(run) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
@@ -689,6 +714,7 @@ class Outgoing:
 
     def _has_more(self) -> bool:
         """Gather frames that were queued meanwhile; if there are none, stop flushing and return False."""
+        # This comes before the thread stops flushing, because encrypted bytes of its last call may remain.
         if self._tls is not None:
             self._tls.flush()
         with self._lock:
@@ -739,4 +765,5 @@ class Outgoing:
         else:
             _log.debug("sending to %s ended: %r", self._peer, raised)
         self.flushed.set()
+        # The receiving direction notices this, and delivers the end with `refusal`, if there is one.
         hang_up(self._socket)

@@ -42,6 +42,7 @@ class WorkPool:
     def __init__(self, num_threads: int) -> None:
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._threads = [
+            # Daemon threads: a user's optimizer that does not return must not keep the process from ending.
             threading.Thread(target=self._run, name=f"fleet-work-{number}", daemon=True)
             for number in range(num_threads)
         ]
@@ -116,6 +117,7 @@ class EventLoop:
             self._closing = True
             self._wake()
             self._thread.join(_JOIN_SECONDS)
+            # After the loop's thread, which may still submit work.
             self._pool.close()
 
     def wait_for(self, event: threading.Event, timeout_seconds: float) -> bool:
@@ -137,6 +139,7 @@ class EventLoop:
 
     def call_later(self, seconds: float, function: Callable[[], None]) -> None:
         """Call a function after a delay in seconds. Only the loop's thread may call this method."""
+        # The number decides between equal times, because functions cannot be compared.
         heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._numbers), function))
 
     def watch(
@@ -176,6 +179,8 @@ class EventLoop:
                     (key.data, (events,)) for key, events in self._selector.select(seconds)
                 ]
                 self._asleep = False
+                # Only the calls that are queued now run in this round: handlers queue themselves again, and
+                # sockets and timers must get their turn.
                 due += [(self._calls.popleft(), ()) for _ in range(len(self._calls))]
                 while self._timers and self._timers[0][0] <= time.monotonic():
                     due.append((heapq.heappop(self._timers)[2], ()))

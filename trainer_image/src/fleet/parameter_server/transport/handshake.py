@@ -261,9 +261,13 @@ def accept(
     OSError
         The caller does not have the key, the connection ended, or the time limit expired.
     """
+    # This limits each receive; `half_open` limits the whole greeting, which a stranger could send byte by
+    # byte.
     connected.settimeout(GREETING_SECONDS)
     identity, session = Identity(0, 0, 0), None
     try:
+        # The descriptors stay open while the session resumes. Resuming may have to wait for a step, so
+        # `half_open` does not limit it.
         with contextlib.ExitStack() as received:
             with half_open.bounded(connected):
                 if isinstance(connected, TlsSocket):
@@ -279,6 +283,7 @@ def accept(
                 receiving.advance(header)
                 payload, descriptors = received.enter_context(_payload_of(connected, header))
             session.resume(Caller(connected, identity, receiving, read_hello(payload), descriptors))
+    # A caller without the key, or without TLS, raises an OSError instead, and is told nothing.
     except FleetError as error:
         _send(connected, identity, Kind.ERROR, pack_error(error))
         drain(connected, _DRAIN_SECONDS)
@@ -358,6 +363,7 @@ class DataPorts:
         """Stop accepting connections. May be called repeatedly."""
         self._closing = True
         for listener in self._listeners:
+            # On Linux, closing alone does not wake the thread that waits in accept().
             hang_up(listener)
             listener.close()
 
@@ -479,6 +485,7 @@ def _receive(connected: socket.socket, count: int) -> bytes:
 def _first_header(connected: socket.socket) -> Header:
     """Receive the first header; reject a peer with another protocol after the first bytes."""
     buffer = memoryview(bytearray(HEADER_BYTES))
+    # A peer with another protocol may send fewer bytes than a header, and then wait for an answer.
     receive_exactly(connected, buffer[:4])
     read_header(buffer[:4])
     receive_exactly(connected, buffer[4:])
@@ -504,6 +511,8 @@ def _send(
     connected: socket.socket, identity: Identity, kind: Kind, payload: bytes, descriptors: Sequence[int] = ()
 ) -> Header:
     header = Header(kind, identity.job, identity.attempt, identity.trainer, payload_bytes=len(payload))
+    # Descriptors go with the payload: the receiver reads a header by a plain recv(), in which the kernel
+    # would drop them.
     send_all(connected, [pack_header(header)])
     send_with(connected, payload, descriptors)
     return header

@@ -66,6 +66,7 @@ class SharedBlocks:
         descriptor = os.memfd_create("fleet-blocks", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(descriptor, _lay_out(block_bytes)[1])
+            # Not F_SEAL_WRITE, because this process writes here in every step.
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS | fcntl.F_SEAL_SEAL)
             created = cls(descriptor, block_bytes, writable=True)
         except BaseException:
@@ -90,6 +91,8 @@ class SharedBlocks:
             sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS == _SEALS
         except OSError:  # the descriptor does not refer to a memfd
             sealed = False
+        # The peer could truncate a file without seals; the next access would then kill this process by
+        # SIGBUS.
         if found != expected or not sealed:
             raise RemoteProtocolError(
                 f"the peer shares {'' if sealed else 'un'}sealed memory of {found} bytes for "
@@ -104,6 +107,7 @@ class SharedBlocks:
     def tensors(self, extents: Mapping[int, Extent]) -> dict[int, Tensor]:
         """Return the blocks as tensors in this memory. The memory must be writable."""
         return {
+            # torch.frombuffer() refuses an empty buffer.
             block: torch.frombuffer(self._regions[block], dtype=extent.dtype).view(extent.shape)
             if self._regions[block]
             else torch.zeros(extent.shape, dtype=extent.dtype)
@@ -118,6 +122,7 @@ def _lay_out(block_bytes: Mapping[int, int]) -> tuple[dict[int, int], int]:
     for block, length in sorted(block_bytes.items()):
         begins[block] = end
         end += -(-length // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+    # At least one page: an empty file cannot be mapped.
     whole_pages = -(-max(end, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
     return begins, whole_pages
 

@@ -50,6 +50,7 @@ _CREDENTIALS: Final = struct.Struct("iII")
 """The format of Linux's ``struct ucred``: process, user, group."""
 _TCP_INFO_BYTES_MOVED: Final = struct.Struct("120xQQ")
 """The fields ``tcpi_bytes_acked`` and ``tcpi_bytes_received`` of Linux's ``struct tcp_info``."""
+# Linux and macOS accept at most 1024 buffers in one call.
 _IOV_MAX: Final = 512
 _log = logging.getLogger(__name__)
 
@@ -226,6 +227,8 @@ def receive_exactly(connection: socket.socket, destination: memoryview) -> None:
     """
     received, wanted = 0, len(destination)
     while received < wanted:
+        # Despite MSG_WAITALL there may be less: a Python socket with a timeout does not block in the kernel,
+        # and TLS ignores the flag.
         count = connection.recv_into(destination[received:], wanted - received, socket.MSG_WAITALL)
         if count == 0:
             where = f", after {received} of {wanted} bytes" if received else ""
@@ -280,6 +283,7 @@ def bytes_moved(connection: socket.socket) -> BytesMoved | None:
     try:
         info = connection.getsockopt(socket.IPPROTO_TCP, option, _TCP_INFO_BYTES_MOVED.size)
         return BytesMoved(*_TCP_INFO_BYTES_MOVED.unpack(info))
+    # A Unix socket has no such option, and an old kernel has a shorter structure.
     except (OSError, struct.error):
         return None
 

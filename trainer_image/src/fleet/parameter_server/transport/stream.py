@@ -34,6 +34,7 @@ from fleet.wire import HEADER_BYTES, NO_BLOCK, TRANSITIONS, Conversation, Header
 
 __all__ = ["Arrivals", "ResumableStream", "SilenceWatchdog", "StreamEndedError"]
 
+# The time limit is five heartbeats, so the probe has three of them for its reply.
 _PROBE_AFTER: Final = 2 / 5
 """The fraction of the time limit on silence after which the peer is probed."""
 _PROBE_BYTES: Final = HEADER_BYTES + RECORD_BYTES
@@ -153,11 +154,13 @@ class ResumableStream:
             The number of frames sent so far, whether they have arrived or not.
         """
         job, trainer, attempt = self._identity
+        # `taken` is read without the lock: an older number only makes the peer keep its frames for longer.
         header = Header(kind, job, attempt, trainer, step, block, self.taken, len(payload), shared)
         frame = OutgoingFrame(header, payload)
         with self._lock:
             if not self._final_sent:
                 self._final_sent = kind in _FINAL[self._side]
+                # The frame is kept even without a connection: `attach` sends all unacknowledged frames.
                 self._unacknowledged.append(frame)
                 self._held.append(frame)
                 self._held_bytes += len(payload)
@@ -206,11 +209,14 @@ class ResumableStream:
                     f"{sent}; it must join again"
                 )
             self._acknowledge(acknowledged)
+            # In this order: the conversation continues after the last acknowledged frame, and sending the
+            # others again advances it.
             directions.sending.resume(*self._sending)
             directions.receiving.resume(*self._received)
             self._receiving = directions.receiving
             connection = Connection(connected, self.peer, directions, self._buffer_of, self._take, self._loop)
             connection.send(*self._unacknowledged)
+            # Held frames are unacknowledged, too, so the connection already has them.
             self._held.clear()
             self._held_bytes = 0
             self._connection = connection, acknowledged
@@ -220,6 +226,7 @@ class ResumableStream:
 
     def fence(self) -> None:
         """End the current connection, and wait until its last frame has been handled."""
+        # Read once, here and below: the loop's thread may drop the reference at any time.
         if (current := self._connection) is not None:
             current[0].close()
 
@@ -265,6 +272,8 @@ class ResumableStream:
         self.taken += 1
         if (receiving := self._receiving) is not None:
             self._received = receiving.state, receiving.step
+        # Most frames acknowledge nothing new, and need not wait for the lock. Only this thread lets the
+        # number grow while a connection is open.
         if event.header.taken > self._acknowledged:
             with self._lock:
                 self._acknowledge(event.header.taken)
@@ -300,6 +309,8 @@ class ResumableStream:
                 f"{self.peer} acknowledges {count} frames, expected at most {sent}, which is the number of "
                 "frames sent to it"
             )
+        # The state is computed again from the frames, because the connection's conversation is already ahead
+        # of them.
         (state, step), transitions = self._sending, TRANSITIONS[self._side]
         while self._acknowledged < count:
             header = self._unacknowledged.popleft().header

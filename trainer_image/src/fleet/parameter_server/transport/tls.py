@@ -131,6 +131,7 @@ class TlsSocket(socket.socket):
         BlockingIOError
             Bytes of an earlier call have not been sent yet; see `flush`.
         """
+        # First, so that at most one chunk of encrypted bytes is kept, however slowly the peer reads.
         self.flush()
         taken = 0
         with self._lock:
@@ -168,6 +169,8 @@ class TlsSocket(socket.socket):
                     count += taken
             except ssl.SSLWantReadError:
                 return count or None
+            # An end without close_notify is safe: frames announce the end of a session, so a cut connection
+            # cannot feign it.
             except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
                 return count
             except ssl.SSLError as error:
@@ -185,6 +188,7 @@ class TlsSocket(socket.socket):
         return count
 
     def _flush(self) -> None:
+        # Only during the handshake, when the socket still blocks, up to its timeout.
         super().sendall(self._leaving.read())
 
 
