@@ -341,3 +341,44 @@ def a_parameter_of_two_layers(fluid: Any) -> Any:
     loss = fluid.layers.mean(fluid.layers.softmax_with_cross_entropy(scores, label))
     fluid.optimizer.Adagrad(0.1, initial_accumulator_value=0.1).minimize(loss)
     return loss
+
+
+@script
+def operators_of_rare_arguments(fluid: Any) -> Any:
+    import numpy as np
+
+    layers = fluid.layers
+    x, label = layers.data("x", [2, 4]), layers.data("label", [-1], append_batch_size=False, dtype="int64")
+    hidden = layers.fc(x, 4, num_flatten_dims=2, act="leaky_relu")
+    spread = layers.elementwise_mul(layers.reduce_max(hidden, dim=1, keep_dim=True), hidden)
+    ratio = spread / layers.exp(hidden)
+    parts = [ratio[:, 0], ratio[:, -1], ratio[:, 0:1, 1:]]
+    parts[2] = layers.reduce_min(parts[2], dim=[1])
+    clipped = layers.clip(layers.concat(parts, axis=1), -1.0, 1.0, name="clipped")
+    shifted = layers.elementwise_add(clipped, layers.assign(np.arange(11, dtype="float32") / 10))
+    loss = layers.mean(layers.cross_entropy(layers.softmax(shifted), label))
+    fluid.optimizer.SGD(0.1).minimize(loss)
+    return loss
+
+
+@script
+def images_with_uneven_borders(fluid: Any) -> Any:
+    layers = fluid.layers
+    x = layers.conv2d(layers.data("x", [2, 7, 7]), 4, 3, groups=2, use_cudnn=False, act="relu")
+    x = layers.batch_norm(x, use_global_stats=True)
+    pooled = [
+        layers.pool2d(x, 3, "avg", 2, 1, ceil_mode=True, exclusive=False),
+        layers.pool2d(x, 2, "avg", 2, [0, 1, 1, 0]),
+        layers.pool2d(x, 2, "avg", 2, "SAME"),
+    ]
+    loss = layers.mean(layers.sums([layers.reduce_mean(layers.square(each)) for each in pooled]))
+    fluid.optimizer.Momentum(0.1, 0.9).minimize(loss)
+    return loss
+
+
+@script
+def a_named_optimizer_of_listed_parameters(fluid: Any) -> Any:
+    loss = regression(fluid, fluid.layers.fc(fluid.layers.data("x", [4]), 3, act="sigmoid"))
+    chosen = ["fc_1.w_0", "fc_0.w_0"]
+    fluid.optimizer.Adam(0.1, name="listed", parameter_list=chosen).minimize(loss)
+    return loss

@@ -135,3 +135,50 @@ def test_transpiling_makes_the_original_s_programs(name: str, mode: str) -> None
         found = comparable(described(program), shapes=part == "main")
         wanted = comparable(recorded["trainer"][part], shapes=part == "main")
         assert found == wanted
+
+
+def transpiled(rate: Any, *, sync: bool, **arguments: Any) -> fluid.DistributeTranspiler:
+    """Transpile a table and a dense layer for trainer 0 of 2, and one server."""
+    ids = fluid.layers.data("ids", [1], dtype="int64")
+    rows = fluid.layers.embedding(ids, [9, 2], is_sparse=True, param_attr="table")
+    loss = fluid.layers.mean(fluid.layers.fc(rows, 1))
+    fluid.optimizer.SGD(rate() if callable(rate) else rate, **arguments).minimize(loss)
+    transpiler = fluid.DistributeTranspiler()
+    transpiler.transpile(0, pservers="127.0.0.1:6174", trainers=2, sync_mode=sync)
+    return transpiler
+
+
+@pytest.mark.usefixtures("own_programs")
+def test_a_server_has_the_conditional_blocks_of_its_schedule() -> None:
+    rate = lambda: fluid.layers.piecewise_decay([2], [0.1, 0.01])  # noqa: E731 - built in the test's program
+    program = transpiled(rate, sync=True).get_pserver_program("127.0.0.1:6174")
+    (listen,) = program.global_block().ops
+    rates: Any = program.blocks[1]
+    inner = [op.attrs["sub_block"]["block"] for op in rates.ops if op.type == "conditional_block"]
+    assert inner == [2, 3]
+    for number in inner:
+        (op,) = program.blocks[number].ops
+        assert (op.type, op.outputs) == ("assign", {"Out": ("learning_rate",)})
+        assert {*op.input_arg_names, "learning_rate"} == set(program.blocks[number].vars)
+    assert listen.attrs["optimize_blocks"] == {"blocks": [1, 4, 5, 6]}
+    assert {program.blocks[number].ops[-1].type for number in (4, 5, 6)} == {"sgd"}
+
+
+@pytest.mark.usefixtures("own_programs")
+def test_an_asynchronous_trainer_sends_its_step_before_it_receives() -> None:
+    program = transpiled(
+        lambda: fluid.layers.exponential_decay(0.1, 2, 0.5), sync=False
+    ).get_trainer_program()
+    ops = program.global_block().ops
+    (count,) = (at for at, op in enumerate(ops) if op.inputs.get("X") == ("@LR_DECAY_COUNTER@.trainer_0",))
+    assert {op.type for op in ops[count + 1 :]} == {"recv"}
+
+
+@pytest.mark.usefixtures("own_programs")
+def test_a_regularizer_makes_the_gradient_of_a_table_dense_on_servers() -> None:
+    decay = fluid.regularizer.L2Decay(0.1)
+    program = transpiled(0.1, sync=True, regularization=decay).get_pserver_program("127.0.0.1:6174")
+    (listen,) = program.global_block().ops
+    (update,) = (block.ops[-1] for block in program.blocks[1:] if block.ops[-1].input("Param") == ["table"])
+    assert listen.attrs["sparse_grad_to_param"] == []
+    assert update.attrs["op_role_var"] == ["table", "table@GRAD@NEWGRAD@"]

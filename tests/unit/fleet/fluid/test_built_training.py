@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fleet import fluid
+from fleet.errors import TranspileError
 from fleet.fluid import unique_name
 from fleet.fluid.program import Program, program_guard
 from fleet.fluid.scope import Scope, global_scope, scope_guard
@@ -90,3 +91,79 @@ def test_a_built_program_trains_as_the_original_does(model: str, name: str) -> N
             assert variable is not None
             expected = ARRAYS[f"{model}/{name}/final/{parameter}"]
             np.testing.assert_allclose(np.array(variable.get_tensor()), expected, rtol=0, atol=tolerance)
+
+
+def test_a_fetched_gradient_has_the_term_of_its_regularizer_and_is_not_clipped() -> None:
+    x = np.array([[1.0, 2.0], [3.0, -4.0]], "float32")
+    weight = np.array([[0.5], [-1.0]], "float32")
+    plain = x.sum(0, keepdims=True).T / 2  # of the mean over two rows
+    terms = {"l2": 0.5 * weight, "l1": 0.5 * np.sign(weight), "clipped": 0.0}
+    for name, term in terms.items():
+        with program_guard(main := fluid.Program(), startup := fluid.Program()), scope_guard(Scope()):
+            data = fluid.layers.data("x", [2])
+            start = fluid.initializer.NumpyArrayInitializer(weight)
+            attr = fluid.ParamAttr(name="w", initializer=start)
+            loss = fluid.layers.mean(fluid.layers.fc(data, 1, param_attr=attr, bias_attr=False))
+            decay = {"l1": fluid.regularizer.L1Decay, "l2": fluid.regularizer.L2Decay}.get(name)
+            fluid.optimizer.SGD(
+                0.1,
+                regularization=decay(0.5) if decay is not None else None,
+                grad_clip=fluid.clip.GradientClipByGlobalNorm(0.1) if decay is None else None,
+            ).minimize(loss)
+            executor = fluid.Executor()
+            executor.run(startup)
+            (found,) = executor.run(main, feed={"x": x}, fetch_list=["w@GRAD"])
+        np.testing.assert_allclose(found, plain + term, rtol=1e-6)
+
+
+@pytest.mark.usefixtures("own_programs")
+def test_the_gradient_of_a_parameter_that_is_not_trained_is_that_of_one_step() -> None:
+    loss = fluid.layers.mean(fluid.layers.fc(fluid.layers.data("x", [2]), 1))
+    fluid.optimizer.SGD(0.1, parameter_list=["fc_0.b_0"]).minimize(loss)
+    executor = fluid.Executor()
+    executor.run(fluid.default_startup_program())
+    feed = {"x": np.array([[1.0, 2.0]], "float32")}
+    found = [executor.run(feed=feed, fetch_list=["fc_0.w_0@GRAD"])[0].ravel().tolist() for _ in range(2)]
+    assert found == [[1.0, 2.0]] * 2
+
+
+@pytest.mark.usefixtures("own_programs")
+def test_minimize_returns_the_operators_that_scale_rates_among_the_updates() -> None:
+    attr = fluid.ParamAttr(learning_rate=0.5)
+    loss = fluid.layers.mean(fluid.layers.fc(fluid.layers.data("x", [2]), 1, param_attr=attr))
+    operators, _ = fluid.optimizer.SGD(0.1).minimize(loss)
+    assert [op.type for op in operators] == ["sgd", "scale", "sgd"]
+
+
+@pytest.mark.usefixtures("own_programs")
+def test_a_clone_of_a_program_without_a_backward_pass_keeps_data_that_is_not_read() -> None:
+    fluid.layers.data("unread", [2])
+    fluid.layers.mean(fluid.layers.data("x", [2]))
+    assert "unread" in fluid.default_main_program().clone(for_test=True).global_block().vars
+
+
+@pytest.mark.usefixtures("own_programs")
+def test_backward_is_an_attribute_as_in_paddle() -> None:
+    loss = fluid.layers.mean(fluid.layers.fc(fluid.layers.data("x", [2]), 1))
+    assert fluid.append_backward is fluid.backward.append_backward
+    assert [gradient.name for _, gradient in fluid.backward.append_backward(loss)] == [
+        "fc_0.w_0@GRAD",
+        "fc_0.b_0@GRAD",
+    ]
+
+
+@pytest.mark.usefixtures("own_programs")
+def test_the_largest_whole_number_is_a_whole_number() -> None:
+    found = fluid.layers.reduce_max(fluid.layers.data("x", [3], dtype="int64"), dim=1)
+    (value,) = fluid.Executor().run(feed={"x": np.array([[1, 5, 2]])}, fetch_list=[found])
+    assert value.dtype == np.int64
+    assert value.tolist() == [5]
+
+
+@pytest.mark.usefixtures("own_programs")
+def test_an_index_with_a_step_is_refused() -> None:
+    x = fluid.layers.data("x", [4])
+    with pytest.raises(TranspileError, match=r"index 1 is slice\(0, 4, 2\)"):
+        x[:, 0:4:2]
+    with pytest.raises(TypeError, match="not iterable"):
+        list(x)  # type: ignore[call-overload]

@@ -299,9 +299,13 @@ def test_after_close_nothing_runs(model):
         executor.run(program_of(model), FEED)
 
 
-def test_a_program_that_was_not_captured_cannot_run():
+def test_a_captured_program_that_was_read_from_text_cannot_run(model):
     with pytest.raises(ConfigurationError, match="no PyTorch objects behind it"):
-        fleet.Executor().run(fleet.Program())
+        fleet.Executor().run(fleet.Program.from_json(program_of(model).to_json()))
+
+
+def test_an_empty_startup_program_does_nothing():
+    assert fleet.Executor().run(fleet.Program()) == []
 
 
 def test_one_entry_for_the_one_device_may_be_fed(model):

@@ -26,6 +26,7 @@ from fleet.fluid.names import missing
 
 if TYPE_CHECKING:
     from fleet.fluid import (
+        backward,
         clip,
         compiler,
         core,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
         transpiler,
         unique_name,
     )
+    from fleet.fluid.backward import append_backward
     from fleet.fluid.compiler import BuildStrategy, CompiledProgram, ExecutionStrategy
     from fleet.fluid.data_feeder import DataFeeder
     from fleet.fluid.dataset import DatasetFactory, InMemoryDataset, QueueDataset
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
     from fleet.plan.dispatch import HashName, RoundRobin
 
 _NAMES_IN = {
+    "backward": ("append_backward",),
     "compiler": ("BuildStrategy", "CompiledProgram", "ExecutionStrategy"),
     "data_feeder": ("DataFeeder",),
     "dataset": ("DatasetFactory", "InMemoryDataset", "QueueDataset"),
@@ -78,6 +81,7 @@ _BESIDE = {
     "RoundRobin": "fleet.plan.dispatch",
 }
 _MODULES = (
+    "backward",
     "clip",
     "compiler",
     "core",
@@ -120,6 +124,8 @@ __all__ = [
     "QueueDataset",
     "RoundRobin",
     "Variable",
+    "append_backward",
+    "backward",
     "clip",
     "compiler",
     "core",

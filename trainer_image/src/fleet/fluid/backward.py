@@ -45,7 +45,7 @@ def append_backward(
     Returns
     -------
     list of (ProgramVariable, ProgramVariable)
-        The parameters and their gradients, in order of creation.
+        The parameters and their gradients, in the order of `parameter_list` or else of creation.
 
     Raises
     ------
@@ -66,7 +66,7 @@ def append_backward(
         )
     block = loss.block.program.global_block()
     ended = {name for name, each in block.vars.items() if each.stop_gradient}
-    ended |= _names(no_grad_set)
+    ended.update(_named(no_grad_set))
     path = _path(block, loss.name, ended)
     ended |= _unused(block, path, loss.name)
     _mark_loss(block, loss.name)
@@ -87,12 +87,8 @@ def append_backward(
     for op in (seed, *gradients):
         _declare(block, op)
         block.ops.append(op)
-    wanted = _names(parameter_list) or {each.name for each in block.all_parameters() if each.trainable}
-    found = [
-        (each, block.vars[each.name + GRAD])
-        for each in block.all_parameters()
-        if each.name in wanted and each.name + GRAD in block.vars
-    ]
+    wanted = _named(parameter_list) or [each.name for each in block.all_parameters() if each.trainable]
+    found = [(block.var(name), block.vars[name + GRAD]) for name in wanted if name + GRAD in block.vars]
     for parameter, gradient in found:
         at = _last_writer(block, gradient.name)
         op = block.ops[at]
@@ -110,8 +106,8 @@ def loss_of(block: Block) -> str | None:
     return None
 
 
-def _names(given: Iterable[str | Variable] | None) -> set[str]:
-    return {each if isinstance(each, str) else each.name for each in given or ()}
+def _named(given: Iterable[str | Variable] | None) -> list[str]:
+    return [each if isinstance(each, str) else each.name for each in given or ()]
 
 
 def _path(block: Block, loss: str, ended: set[str]) -> list[Operator]:

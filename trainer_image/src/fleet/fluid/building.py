@@ -36,6 +36,8 @@ __all__ = [
     "start_with",
 ]
 
+_END = 10_000_000
+"""The end of a range that the original writes for "up to the end"."""
 _ASSIGNED = frozenset({"block", "stop_gradient", "persistable", "regularizer", "initializer"})
 
 
@@ -118,6 +120,13 @@ class ProgramVariable(Variable):
     def __rpow__(self, other: Any) -> "ProgramVariable":
         return _binary("elementwise_pow", self, other, reverse=True)
 
+    def __getitem__(self, item: Any) -> "ProgramVariable":
+        """Select a range, or one position, along each of the first dimensions."""
+        return _selected(self, item if isinstance(item, tuple) else (item,))
+
+    __iter__ = None
+    """Not iterable: Python would otherwise ask for items without end."""
+
     def __neg__(self) -> "ProgramVariable":
         return _scale(self, -1.0, 0.0)
 
@@ -166,6 +175,37 @@ def create_variable(
     variable.block = block
     block.vars[name] = variable
     return variable
+
+
+def _selected(x: ProgramVariable, items: Sequence[Any]) -> ProgramVariable:
+    axes, starts, ends, dropped = [], [], [], []
+    for axis, item in enumerate(items):
+        ranged = isinstance(item, slice)
+        given = [item.start, item.stop] if ranged else [item]
+        stepped = ranged and item.step not in (None, 1)
+        if stepped or not all(isinstance(each, int) or (ranged and each is None) for each in given):
+            raise TranspileError(
+                f"{x.name}[...]: index {axis} is {item!r}; expected a whole number or a range without a "
+                "step. layers.gather selects rows by a variable"
+            )
+        if isinstance(item, slice):
+            start, end = item.start or 0, _END if item.stop is None else item.stop
+            if item.start is None and item.stop is None:
+                continue
+        else:
+            start, end = item, _END if item == -1 else item + 1
+            dropped.append(axis)
+        axes.append(axis)
+        starts.append(start)
+        ends.append(end)
+    if not axes:
+        return x
+    out = create_variable(_current(x), unique_name.generate(f"{x.name}_slice"), (), x.dtype)
+    attrs: dict[str, Any] = {"axes": axes, "starts": starts, "ends": ends, "decrease_axis": dropped}
+    append_operator(
+        _current(x), "slice", {"Input": x}, {**attrs, "infer_flags": [1] * len(axes)}, {"Out": out}
+    )
+    return out
 
 
 def _names(value: Variable | Sequence[Variable] | None) -> tuple[str, ...]:

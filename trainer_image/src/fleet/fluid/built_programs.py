@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
-from typing import Final
+from typing import Any, Final
 
 from fleet.fluid.ir import Attribute, Block, Operator, OpRole, Variable
 from fleet.fluid.program import Program
@@ -139,6 +139,8 @@ def trainer_program(origin: Program, plan: JobPlan, trainer_id: int, *, wait_por
         block.append_op(
             "send_barrier", {"X": [*done.values()]}, {"Out": [barrier]}, {**rpc, "half_async": False}
         )
+    elif job.counter is not None:
+        _append_count(job, block, job.counter, trainer_id, controls)
     received: list[str] = []
     for name, blocks in job.sliced.items():
         received += _append_receive(job, block, name, blocks, trainer_id, barrier or done[name])
@@ -149,8 +151,6 @@ def trainer_program(origin: Program, plan: JobPlan, trainer_id: int, *, wait_por
         block.append_op("fetch_barrier", {"X": [barrier]}, outputs, rpc)
     if not plan.sender_cuts:
         _append_concats(job, block, _DIST)
-    if not job.sync and job.counter is not None:
-        _append_count(job, block, job.counter, trainer_id, controls)
     # Only now: where regularization has changed a gradient, the original sends it behind all updates.
     away = (_OPTIMIZE, *_RATES)
     block.ops[:] = [op for op in block.ops if op.attrs.get("op_role") not in away]
@@ -214,18 +214,21 @@ def pserver_program(origin: Program, plan: JobPlan, endpoint: str) -> Program:
         rates = program.create_block()
         for op in _served_rates(job):
             _append_as_on_server(job, rates, op, {})
-    # In Paddle's programs, the blocks of updates are children of the block of the rates.
+            _append_inner_block(job, rates)
+    served = [1] if job.rates else []
+    # In Paddle's programs, the blocks of updates are children of the last block of the rates.
     parent = program.num_blocks - 1
     whose: list[Attribute] = []
     rows: list[Attribute] = []
     for each in held:
         block = program.create_block(parent)
         gradient = job.gradients[each.param] + each.suffix
+        served.append(block.idx)
         _append_update(job, block, each)
         whose.append(f"{gradient}:{block.idx}")
-        if root.var(gradient).type == "SELECTED_ROWS":
+        regularized = _with_decay(job.gradients[each.param]) in job.block.vars
+        if root.var(gradient).type == "SELECTED_ROWS" and not regularized:
             rows.append(f"{gradient}:{each.name}")
-    blocks: list[Attribute] = list(range(1, program.num_blocks))
     root.append_op(
         "listen_and_serv",
         {"X": received},
@@ -235,7 +238,7 @@ def pserver_program(origin: Program, plan: JobPlan, endpoint: str) -> Program:
             "Fanin": plan.trainers,
             "distributed_mode": int(plan.mode),
             "dc_asgd": plan.dc_asgd,
-            "optimize_blocks": {"blocks": blocks},
+            "optimize_blocks": {"blocks": [*served]},
             "grad_to_block_id": whose,
             "sparse_grad_to_param": rows,
             "prefetch_var_name_to_block_id": [],
@@ -500,8 +503,29 @@ def _append_update(job: _Job, block: Block, each: PlannedBlock) -> None:
                 variable = job.block.var(name)
                 shape = each.shape if variable.shape == whole else variable.shape
                 root.create_var(_served(variable, shape))
-        named: list[Attribute] = [each.param, job.whole(each.param, 0)]
+        dense = about[1] == _with_decay(gradient)
+        named: list[Attribute] = [each.param, about[1] if dense else job.whole(each.param, 0)]
         _append_as_on_server(job, block, replace(op, attrs={**op.attrs, "op_role_var": named}), names)
+
+
+def _with_decay(gradient: str) -> str:
+    """Return the name of a sparse gradient after the term of a regularizer has made it dense."""
+    return f"{gradient}@NEWGRAD@"
+
+
+def _append_inner_block(job: _Job, outer: Block) -> None:
+    """Copy the block that the last operator of a block runs, if it runs one, with the variables it names."""
+    op = outer.ops[-1]
+    number: Any = op.attrs.get("sub_block")
+    if number is None:
+        return
+    inner = outer.program.create_block(outer.idx)
+    for each in job.origin.blocks[number["block"]].ops:
+        for name in (*each.input_arg_names, *each.output_arg_names):
+            variable = job.block.var(name)
+            inner.create_var(_served(variable, variable.shape))
+        inner.append_op(each.type, each.inputs, each.outputs, each.attrs)
+    outer.ops[-1] = replace(op, attrs={**op.attrs, "sub_block": {"block": inner.idx}})
 
 
 def _append_as_on_server(job: _Job, block: Block, op: Operator, names: Mapping[str, str]) -> None:

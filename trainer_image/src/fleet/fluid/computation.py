@@ -7,6 +7,7 @@ bound: autograd computes the gradients, and a class of `fleet.optim` computes th
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from functools import partial
+from itertools import zip_longest
 from typing import Any, Final
 
 import torch
@@ -218,7 +219,7 @@ def _with_biases(
     readers = Counter(name for op in operators for name in op.input_arg_names)
     fused: list[Step] = []
     hidden: set[str] = set()
-    for op, following, step in zip(operators, (*operators[1:], None), steps, strict=True):
+    for op, following, step in zip_longest(operators, operators[1:], steps):
         if hidden.intersection(op.input_arg_names):
             continue  # it was computed with the product
         if op.type == "mul" and following is not None and following.type == "elementwise_add":

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "compute",
+    "fetched_gradients",
     "initialize",
     "initialize_once",
     "is_built",
@@ -45,9 +46,7 @@ __all__ = [
 
 def is_built(program: Program) -> bool:
     """Return whether a program was built with layers, as opposed to captured from PyTorch."""
-    if program.training is not None or program.origin is not None:
-        return True
-    return program.plan is None and bool(program.global_block().ops)
+    return program.plan is None or program.training is not None or program.origin is not None
 
 
 def compute(
@@ -110,6 +109,48 @@ def fetched_value(name: str, found: Mapping[str, Any], scope: Scope) -> Tensor:
         f"fetch_list names {name}, which this program does not compute; expected one of its variables, or a "
         f"variable's name with {GRAD}: the parts of a gradient that is a sum are not computed separately"
     )
+
+
+def fetched_gradients(
+    source: Source, names: Sequence[str], found: Mapping[str, Any], *, local: bool
+) -> dict[str, Tensor]:
+    """Return the gradients to be fetched from a step of a built program, after its backward pass.
+
+    Parameters
+    ----------
+    source : Source
+        Of any program; a captured one returns the gradients that its step has used.
+    names : sequence of str
+        The variables to be fetched.
+    found : mapping of str to Tensor
+        What the module has returned.
+    local : bool
+        Whether this process updates the parameters: without clipping, the operators of regularizers add
+        their terms to a gradient in place, as Paddle's do.
+
+    Returns
+    -------
+    dict of str to Tensor
+        By the gradient's name.
+    """
+    module = source.module
+    if not isinstance(module, ProgramModule):
+        return {}
+    program: Any = module.computation.program
+    training, variables = program.training, program.global_block().vars
+    terms = {each.gradient: each for each in training.parameters} if local and training.clip is None else {}
+    gradients = {}
+    for name in names:
+        gradient = found[name].grad if name.endswith(GRAD) and name in found else None
+        if gradient is None:
+            continue
+        gradients[name] = gradient.clone()
+        if name in terms and variables[name].type != "SELECTED_ROWS":
+            with torch.no_grad():
+                weight, by = module.named[terms[name].name], terms[name].regularization
+                gradients[name] += by.get("weight_decay", 0.0) * weight
+                gradients[name] += by.get("l1_decay", 0.0) * torch.sign(weight)
+    return gradients
 
 
 def wanted_gradients(names: Sequence[str]) -> set[str]:

@@ -18,6 +18,7 @@ from fleet.fluid.compiler import CompiledProgram, uncompiled
 from fleet.fluid.dataset import FetchHandler, QueueDataset, run_from_dataset
 from fleet.fluid.execution import (
     compute,
+    fetched_gradients,
     initialize,
     initialize_once,
     is_built,
@@ -166,12 +167,13 @@ class Executor:
         if chosen.part == "startup":
             return self._start_up(chosen, source)
         trainer = self._session(chosen, source) if role == "trainer" else None
-        if "trainers" in chosen.attrs and trainer is None:
+        averages = "trainers" in chosen.attrs and trainer is None
+        if averages:
             collective().check_started(chosen, source)
         names = _names(fetch_list)
         inputs = self._inputs(chosen, source, _of_one_device(feed), names)
         clip = chosen.spec.clip if chosen.spec is not None else None
-        return self._step(source, trainer, inputs, names, clip)
+        return self._step(source, trainer, inputs, names, clip, averages=averages)
 
     def train_from_dataset(
         self,
@@ -338,6 +340,8 @@ class Executor:
         inputs: Mapping[str, Any],
         names: Sequence[str],
         clip: GradClip | None,
+        *,
+        averages: bool = False,
     ) -> list[npt.NDArray[Any]]:
         if source.loss_fn is None:
             raise ConfigurationError(
@@ -360,13 +364,18 @@ class Executor:
                 f"({', '.join(outputs)}), a parameter, or a parameter's name with {_GRADIENT}"
             )
         loss.backward()  # type: ignore[no-untyped-call]
+        gradients = (
+            {} if averages else fetched_gradients(source, names, outputs, local=trainer is None)
+        )  # averages are fetched after the step
         if trainer is None:
             if clip is not None:
                 clip_gradients(clip, source.parameters.values())
             source.optimizer.step()
         else:
             trainer.step_as_the_own()
-        return [_fetch(name, outputs, source) for name in names]
+        return [
+            _array(gradients[name]) if name in gradients else _fetch(name, outputs, source) for name in names
+        ]
 
 
 def collective() -> Any:
@@ -413,16 +422,15 @@ def _known(name: str, outputs: Mapping[str, Any], source: Source) -> bool:
 
 
 def _fetch(name: str, outputs: Mapping[str, Any], source: Source) -> npt.NDArray[Any]:
-    if name in outputs:
+    if name in outputs and not name.endswith(_GRADIENT):
         value = outputs[name]
-        if name.endswith(_GRADIENT):  # of a variable of a built program
-            value = value.grad
     elif name in source.parameters:
         value = source.parameters[name]
     else:
-        value = source.parameters[name.removesuffix(_GRADIENT)].grad
+        parameter = source.parameters.get(name.removesuffix(_GRADIENT))
+        value = None if parameter is None else parameter.grad
         if value is None:
-            raise FleetError(f"{name} was fetched, but this step computed no gradient for the parameter")
+            raise FleetError(f"{name} was fetched, but this step computed no gradient for it")
     return _array(value if isinstance(value, Tensor) else torch.as_tensor(value))
 
 

@@ -350,7 +350,7 @@ def _normal(kind: str, mean: float, std: float, seed: int, shape: Shape, dtype: 
 
 
 def _values(array: NDArray[Any], dtype: str) -> OperatorSpec:
-    name = {"int32": "int32_values", "int64": "int64_values"}.get(dtype, "fp32_values")
+    name = {"bool": "bool_values", "int32": "int32_values", "int64": "int64_values"}.get(dtype, "fp32_values")
     values = array.astype(np.float32 if name == "fp32_values" else dtype).reshape(-1).tolist()
     return "assign_value", {name: values, **_of(array.shape, dtype)}
 

@@ -65,7 +65,7 @@ class Optimizer:
         For parameters whose ParamAttr has no regularizer.
     grad_clip : GradientClipByValue, GradientClipByNorm or GradientClipByGlobalNorm, optional
     name : str, optional
-        Has no effect.
+        Part of the names of the variables of its state.
     **options
         The options of `torch_class`, without the learning rate and regularization.
 
@@ -138,7 +138,8 @@ class Optimizer:
         Returns
         -------
         list of Operator, list of (ProgramVariable, ProgramVariable)
-            The updates, and the parameters with their gradients in order of creation.
+            The updates, as `apply_gradients` returns them, and the parameters with their gradients: in the
+            order of `parameter_list`, or else of creation.
 
         Raises
         ------
@@ -179,7 +180,13 @@ class Optimizer:
         return pairs
 
     def apply_gradients(self, params_grads: Pairs) -> list[Operator]:
-        """Append clipping, regularization and the updates, the second half of `minimize`."""
+        """Append clipping, regularization and the updates, the second half of `minimize`.
+
+        Returns
+        -------
+        list of Operator
+            The updates, and the operators that scale the learning rate of single parameters.
+        """
         # Paddle appends the updates in alphabetical order of the parameters.
         pairs = sorted(params_grads, key=lambda pair: pair[0].name)
         block = pairs[0][0].block.program.global_block()
@@ -198,7 +205,7 @@ class Optimizer:
         }
         rate = self._global_rate(block.program)  # type: ignore[arg-type]
         self._record(params_grads, state, rate, clip)
-        operators = []
+        begin = len(block.ops)
         for parameter, gradient in (*tables, *pairs):
             with block.program.roles(_OPTIMIZE, (parameter.name, gradient.name)):
                 inputs: dict[str, Any] = {
@@ -213,8 +220,7 @@ class Optimizer:
                     append_operator(block, "sgd", inputs, {}, outputs)
                 else:
                     append_operator(block, self.type, inputs, self.attributes, outputs)
-                operators.append(block.ops[-1])
-        return operators
+        return block.ops[begin:]
 
     def regularizer_of(self, parameter: ProgramVariable) -> Any:
         """Return a parameter's regularizer, from its ParamAttr or else from the optimizer."""
@@ -261,7 +267,8 @@ class Optimizer:
         return parameter, total
 
     def _accumulate(self, parameter: ProgramVariable, accumulator: Accumulator) -> ProgramVariable:
-        name = unique_name.generate(f"{parameter.name}_{accumulator.suffix}")
+        own = "" if self.name is None else f"{self.name}_"
+        name = unique_name.generate(f"{parameter.name}_{own}{accumulator.suffix}")
         shape = (1,) if accumulator.scalar else parameter.shape
         start = default_startup_program()
         initial = accumulator.initial

@@ -66,6 +66,8 @@ class ProgramModule(nn.Module):
     tables : mapping of str to DistributedTable
     plain : torch.optim.Optimizer or None
         The optimizer of the tables that the program's own optimizer does not step; see `Trained.plain`.
+    untrained : sequence of Parameter
+        The parameters that have gradients although no optimizer steps them.
 
     Notes
     -----
@@ -100,6 +102,7 @@ class ProgramModule(nn.Module):
         self.retained: Collection[str] = ()
         self.fetched: Collection[str] = ()
         self.plain: torch.optim.Optimizer | None = None
+        self.untrained: Sequence[nn.Parameter] = ()
         self._rates: list[tuple[dict[str, Any], str, float]] = []
         self._counters: dict[str, float] = {}
         for variable in variables:
@@ -137,6 +140,8 @@ class ProgramModule(nn.Module):
         """
         if self.plain is not None:
             self.plain.zero_grad()
+        for parameter in self.untrained:
+            parameter.grad = None
         values = {name: value for name, (value, _) in feed.items()}
         lengths = {name: of for name, (_, of) in feed.items()}
         held = values_of(self.computation, self.scope)
@@ -375,6 +380,10 @@ def bind(
         )
     module = ProgramModule(program, scope, tables, copied, averaged)
     optimizer = _optimizer(training, module)
+    trained = {each.name for each in training.parameters}
+    module.untrained = [
+        each for name, each in module.named.items() if each.requires_grad and name not in trained
+    ]
     feeds, clip = module.computation.feeds, training.clip
     if isinstance(clip, ClipGradByValue):
         clip = None  # the optimizer clips by value

@@ -178,9 +178,10 @@ _REST: Final = {
     torch.autograd.grad: gradients
     torch.device: device_guard
     torch.library: load_op_library
+    fluid.layers.: embedding one_hot
     -: append_backward BuildStrategy Communicator CompiledProgram ComplexVariable DataFeedDesc
-    -: DistMultiTrainer embedding ExecutionStrategy get_flags global_scope install_check memory_optimize
-    -: MultiTrainer name_scope one_hot ParallelExecutor PipelineTrainer release_memory require_version
+    -: DistMultiTrainer ExecutionStrategy get_flags global_scope install_check memory_optimize
+    -: MultiTrainer name_scope ParallelExecutor PipelineTrainer release_memory require_version
     -: scope_guard set_flags Tensor TrainerDesc
     """,
     "optimizer": """

@@ -120,7 +120,10 @@ class Program(ProgramData):
             del copy.blocks[1:]
         for block in copy.blocks:
             if for_test:
-                block.ops[:] = [_tested(op) for op in block.ops if op.attrs.get("op_role", 0) in _FORWARD]
+                kept = [_tested(op) for op in block.ops if op.attrs.get("op_role", 0) in _FORWARD]
+                removed = len(block.ops) - len(kept)
+                block.ops[:] = kept
+            if for_test and removed:
                 used = {name for op in block.ops for name in (*op.input_arg_names, *op.output_arg_names)}
                 block.vars = {name: each for name, each in block.vars.items() if name in used}
             built: Any = block.vars

@@ -6,8 +6,12 @@ A layer appends operators to the default main program, and returns the variables
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fleet.errors import ConfigurationError
 from fleet.fluid.building import Layer, ProgramVariable, create_variable
+from fleet.fluid.initializer import NumpyArrayInitializer
 from fleet.fluid.program import default_main_program
 
 __all__ = [
@@ -284,9 +288,11 @@ def scale(
 
 
 def clip(x: Var, min: float, max: float, name: str | None = None) -> Var:
-    """Clip each element to a range."""
+    """Clip each element to a range; as in Paddle, `name` is the name of the result itself."""
     attrs: dict[str, Any] = {"min": float(min), "max": float(max)}
-    return Layer("clip", name).append("clip", {"X": x}, **attrs)
+    layer = Layer("clip", name)
+    out = layer.temporary(x.dtype) if name is None else create_variable(layer.block, name, (), x.dtype)
+    return layer.append("clip", {"X": x}, outputs={"Out": out}, **attrs)
 
 
 def cast(x: Var, dtype: Any) -> Var:
@@ -388,11 +394,15 @@ def increment(x: Var, value: float = 1.0, in_place: bool = True) -> Var:
     return Layer("increment").append("increment", {"X": x}, outputs=outputs, step=float(value))
 
 
-def assign(input: Var, output: Var | None = None) -> Var:
-    """Copy a variable into another, by default a new one."""
+def assign(input: Var | NDArray[Any], output: Var | None = None) -> Var:
+    """Copy a variable or an array of bool, float32, int32 or int64, by default to a new variable."""
+    if isinstance(input, np.ndarray) and input.dtype.name in ("bool", "float32", "int32", "int64"):
+        values: dict[str, Any] = NumpyArrayInitializer(input).operator(input.shape, input.dtype.name)[1]
+        return Layer("assign").append("assign_value", {}, outputs={"Out": output}, **values)
     if not isinstance(input, Var):
         raise ConfigurationError(
-            f"layers.assign: input is {input!r}; expected a variable, such as layers.fill_constant returns"
+            f"layers.assign: input is {input!r}; expected a variable, such as layers.fill_constant returns, "
+            "or a numpy.ndarray of bool, float32, int32 or int64"
         )
     return Layer("assign").append("assign", {"X": input}, outputs={"Out": output})
 

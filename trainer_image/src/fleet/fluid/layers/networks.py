@@ -145,7 +145,7 @@ def sequence_pool(
     attrs: dict[str, Any] = {"pooltype": pool_type.upper(), "is_test": is_test, "pad_value": float(pad_value)}
     layer = Layer("sequence_pool")
     out, index = (layer.temporary(input.dtype) for _ in range(2))
-    if attrs["pooltype"] == "MAX":
+    if pool_type == "max":
         index.stop()
     return layer.append("sequence_pool", {"X": input}, outputs={"Out": out, "MaxIndex": index}, **attrs)
 
@@ -382,14 +382,16 @@ def conv2d(
 ) -> Var:
     """Append a 2-D convolution with one bias per filter, and an activation."""
     _check_layout(data_format)
-    layer = Layer("conv2d", name)
     channels, count, window = input.shape[1], groups or 1, _pair(filter_size)
+    depthwise = count == channels and num_filters % channels == 0 and not use_cudnn
+    type = "depthwise_conv2d" if depthwise else "conv2d"
+    layer = Layer(type, name)
     default = initializer.default_conv2d(window, channels)
     weight = layer.parameter(
         param_attr, [num_filters, channels // count, *window], input.dtype, default=default
     )
     out = layer.append(
-        "conv2d",
+        type,
         {"Input": input, "Filter": weight},
         strides=_pair(stride),
         **_padding(padding),

@@ -47,7 +47,7 @@ _unary("softplus", "X", lambda x: functional.softplus(x))
 _unary("tanh_shrink", "X", lambda x: functional.tanhshrink(x))
 _unary("relu6", "Out", lambda x, threshold: torch.clamp(x, 0.0, threshold), threshold=6.0)
 _unary("elu", "X", lambda x, alpha: functional.elu(x, alpha), alpha=1.0)
-_unary("leaky_relu", "X", lambda x, alpha: functional.leaky_relu(x, alpha), alpha=0.02)
+_unary("leaky_relu", "Out", lambda x, alpha: functional.leaky_relu(x, alpha), alpha=0.02)
 _unary("swish", "X", lambda x, beta: x * torch.sigmoid(beta * x), beta=1.0)
 _unary(
     "hard_sigmoid",
@@ -114,15 +114,22 @@ def aligned(x: Tensor, y: Tensor, axis: int) -> Tensor:
     return y.reshape(y.shape + (1,) * behind) if behind > 0 else y
 
 
-def _wider(shapes: Mapping[str, Any], _: Mapping[str, Any]) -> Sequence[Shape]:
-    return (shapes["X"] if len(shapes["X"]) >= len(shapes["Y"]) else shapes["Y"],)
+def _broadcast(shapes: Mapping[str, Any], attrs: Mapping[str, Any]) -> Sequence[Shape]:
+    x, y = shapes["X"], shapes["Y"]
+    if x == y:
+        return (x,)
+    before = abs(len(x) - len(y)) if attrs["axis"] == -1 else attrs["axis"]
+    shorter, longer = sorted((x, y), key=len)
+    spread = ((1,) * before + shorter + (1,) * len(longer))[: len(longer)]
+    pairs = zip(spread, longer, strict=True)
+    return (tuple(-1 if max(pair) < 2 and pair != (1, 1) else max(pair) for pair in pairs),)
 
 
 def _binary(type: str, reads: str, compute: Any) -> None:  # noqa: A002 - as in `Operator`
     """Register a function of two tensors, the second of which may have fewer dimensions."""
     gradient = Gradient(("X", "Y"), tuple(sorted((*reads.split(), "Out@GRAD")))) if reads else None
 
-    @kind(type, "X Y", "Out", shapes=_wider, lod="X", grad=gradient, axis=-1)
+    @kind(type, "X Y", "Out", shapes=_broadcast, lod="X", grad=gradient, axis=-1)
     def _compute(x: Tensor, y: Tensor, axis: int) -> Tensor:
         if x.shape != y.shape:
             y = aligned(x, y, axis)
@@ -135,7 +142,7 @@ _binary("elementwise_sub", "X Y", torch.sub)
 _binary("elementwise_mul", "X Y", torch.mul)
 _binary(
     "elementwise_div",
-    "Y Out",
+    "X Y Out",
     lambda x, y: torch.div(x, y, rounding_mode=None if x.is_floating_point() else "trunc"),
 )
 _binary("elementwise_floordiv", "", lambda x, y: torch.div(x, y, rounding_mode="trunc"))
@@ -194,15 +201,15 @@ def _reduced(shapes: Mapping[str, Any], attrs: Mapping[str, Any]) -> Sequence[Sh
     return (tuple(size for dim, size in enumerate(shape) if dim not in dims) or (1,),)
 
 
-def _reduction(type: str, compute: Any) -> None:  # noqa: A002 - as in `Operator`
-    """Register a reduction over some or all dimensions."""
+def _reduction(type: str, reads: str, compute: Any) -> None:  # noqa: A002 - as in `Operator`
+    """Register a reduction over some or all dimensions; the gradient operator also reads `reads`."""
 
     @kind(
         type,
         "X",
         "Out",
         shapes=_reduced,
-        grad=Gradient(("X",), ("Out@GRAD", "X")),
+        grad=Gradient(("X",), (*reads.split(), "Out@GRAD", "X")),
         lod=lambda attrs: "" if attrs["reduce_all"] or 0 in attrs["dim"] else "X",
         dim=[0],
         keep_dim=False,
@@ -215,10 +222,10 @@ def _reduction(type: str, compute: Any) -> None:  # noqa: A002 - as in `Operator
         return result if result.dim() else result.reshape(1)
 
 
-_reduction("reduce_sum", lambda x, dims, keep: x.sum(dims, keep))
-_reduction("reduce_mean", lambda x, dims, keep: x.mean(dims, keep))
-_reduction("reduce_max", lambda x, dims, keep: _extreme(x, torch.amax, dims, keep))
-_reduction("reduce_min", lambda x, dims, keep: _extreme(x, torch.amin, dims, keep))
+_reduction("reduce_sum", "", lambda x, dims, keep: x.sum(dims, keep))
+_reduction("reduce_mean", "", lambda x, dims, keep: x.mean(dims, keep))
+_reduction("reduce_max", "Out", lambda x, dims, keep: _extreme(x, torch.amax, dims, keep))
+_reduction("reduce_min", "Out", lambda x, dims, keep: _extreme(x, torch.amin, dims, keep))
 
 
 class _Extreme(torch.autograd.Function):

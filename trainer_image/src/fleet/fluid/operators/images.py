@@ -58,26 +58,29 @@ def _convolved(shapes: Mapping[str, Any], attrs: Mapping[str, Any]) -> Sequence[
     return ((batch, filters, *_extents(sizes, _reach(windows, attrs), attrs)),)
 
 
-@kind(
-    "conv2d",
-    "Input Filter",
-    "Output",
-    shapes=_convolved,
-    grad=Gradient(("Input", "Filter"), ("Filter", "Input", "Output@GRAD")),
-    strides=[1, 1],
-    paddings=[0, 0],
-    dilations=[1, 1],
-    groups=1,
-    padding_algorithm="EXPLICIT",
-    data_format="NCHW",
-    is_test=False,
-)
 def _conv2d(x: Tensor, weight: Tensor, attributes: dict[str, Any]) -> Tensor:
     reach = _reach(weight.shape[2:], attributes)
     x, padding = _padded(x, _around(x.shape[2:], reach, attributes))
     same = attributes["padding_algorithm"] == "SAME"
     dilations = [1, 1] if same else attributes["dilations"]
     return functional.conv2d(x, weight, None, attributes["strides"], padding, dilations, attributes["groups"])
+
+
+for _type in ("conv2d", "depthwise_conv2d"):
+    kind(
+        _type,
+        "Input Filter",
+        "Output",
+        shapes=_convolved,
+        grad=Gradient(("Input", "Filter"), ("Filter", "Input", "Output@GRAD")),
+        strides=[1, 1],
+        paddings=[0, 0],
+        dilations=[1, 1],
+        groups=1,
+        padding_algorithm="EXPLICIT",
+        data_format="NCHW",
+        is_test=False,
+    )(_conv2d)
 
 
 def _pooled(shapes: Mapping[str, Any], attrs: Mapping[str, Any]) -> Sequence[Shape]:
@@ -111,10 +114,15 @@ def _pool2d(x: Tensor, attributes: dict[str, Any]) -> Tensor:
     if attributes["global_pooling"]:
         return x.amax((2, 3), keepdim=True) if largest else x.mean((2, 3), keepdim=True)
     around = _around(x.shape[2:], window, attributes)
-    x, padding = _padded(x, around, -torch.inf if largest else 0.0)
+    padded, padding = _padded(x, around, -torch.inf if largest else 0.0)
     if largest:
-        return functional.max_pool2d(x, window, stride, padding, ceil_mode=ceil)
-    return functional.avg_pool2d(x, window, stride, padding, ceil, not attributes["exclusive"])
+        return functional.max_pool2d(padded, window, stride, padding, ceil_mode=ceil)
+    divisor: Any = prod(window)  # PyTorch would divide by less for windows that reach past the padding
+    if attributes["exclusive"]:
+        ones, _ = _padded(torch.ones_like(x[:1, :1]), around)
+        divisor = functional.avg_pool2d(ones, window, stride, padding, ceil, divisor_override=1)
+    found: Tensor = functional.avg_pool2d(padded, window, stride, padding, ceil, divisor_override=1)
+    return found.div(divisor)
 
 
 @kind(
@@ -122,7 +130,13 @@ def _pool2d(x: Tensor, attributes: dict[str, Any]) -> Tensor:
     "X Scale Bias Mean Variance",
     "Y MeanOut VarianceOut SavedMean SavedVariance",
     shapes=lambda shapes, _: (shapes["X"], *(shapes["Mean"],) * 4),
-    grad=Gradient(("X", "Scale", "Bias"), ("Bias", "SavedMean", "SavedVariance", "Scale", "X", "Y@GRAD")),
+    grad=Gradient(
+        ("X", "Scale", "Bias"),
+        lambda attrs: (
+            *("Bias", "SavedMean", "SavedVariance", "Scale", "X", "Y@GRAD"),
+            *(("Mean", "Variance") if attrs["use_global_stats"] else ()),
+        ),
+    ),
     momentum=0.9,
     epsilon=1e-5,
     is_test=False,
@@ -143,7 +157,9 @@ def _batch_norm(
     use_global_stats: bool,
 ) -> tuple[Tensor | None, ...]:
     if is_test or use_global_stats:
-        normalized = functional.batch_norm(x, mean, variance, scale, bias, training=False, eps=epsilon)
+        # Copies, because the variables are written, though with the same values, before the backward pass.
+        known = mean.clone(), variance.clone()
+        normalized = functional.batch_norm(x, *known, scale, bias, training=False, eps=epsilon)
         return normalized, mean, variance, None, None
     normalized = functional.batch_norm(x, None, None, scale, bias, training=True, eps=epsilon)
     with torch.no_grad():

@@ -1,10 +1,13 @@
 """Operators that compute losses."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fleet.fluid.operators.kinds import Gradient, kind
+from fleet.fluid.operators.kinds import Gradient, Shape, kind
 
 _LARGE = 1e20
 """The replacement for infinity in values; gradients keep infinity."""
@@ -16,15 +19,24 @@ def _log(x: Tensor) -> Tensor:
     return logarithm
 
 
+def _per_label(shapes: Mapping[str, Any]) -> Shape:
+    """Return a loss's shape: that of the labels, which need not have a last dimension of size 1."""
+    x: Shape = shapes["X"]
+    return x[:-1] if len(shapes["Label"]) < len(x) else (*x[:-1], 1)
+
+
 @kind(
     "cross_entropy2",
     "X Label",
     "Y XShape MatchX",
-    shapes=lambda shapes, _: ((*shapes["X"][:-1], 1), (*shapes["X"], 0), (*shapes["X"][:-1], 1)),
+    shapes=lambda shapes, _: (_per_label(shapes), (*shapes["X"], 0), (*shapes["X"][:-1], 1)),
     grad=Gradient(("X",), ("Label", "MatchX", "XShape", "Y@GRAD"), "cross_entropy_grad2"),
     ignore_index=-100,
 )
 def _cross_entropy2(x: Tensor, label: Tensor, ignore_index: int) -> tuple[Tensor, None, Tensor]:
+    if label.dim() < x.dim():
+        loss, _, matched = _cross_entropy2(x, label.unsqueeze(-1), ignore_index)
+        return loss.squeeze(-1), None, matched.squeeze(-1)
     ignored = label == ignore_index
     if label.is_cuda or bool(ignored.any()):
         matched = x.gather(-1, label.masked_fill(ignored, 0)).masked_fill(ignored, 1.0)

@@ -109,7 +109,8 @@ def _truncated(values: Tensor, attrs: dict[str, Any]) -> None:
 
 
 def _given(values: Tensor, attrs: dict[str, Any]) -> None:
-    given = attrs.get("fp32_values") or attrs.get("int32_values") or attrs.get("int64_values") or []
+    kinds = ("fp32_values", "int32_values", "int64_values", "bool_values")
+    given: list[Any] = next((attrs[each] for each in kinds if attrs.get(each)), [])
     values.copy_(torch.tensor(given).view(values.shape))
 
 
