@@ -1,4 +1,4 @@
-"""A minimal client that only creates the objects of jobs, as an upper bound for any operator.
+"""A minimal client that only creates the objects of jobs, as an upper bound on the speed of any operator.
 
 ``python -m benchmarks.bare_client KUBECONFIG`` connects and prints ``ready``. For each line of input,
 ``NAMESPACE NUM_JOBS SERVERS TRAINERS``, it creates the objects that an operator would create, as fast as

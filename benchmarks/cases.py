@@ -33,7 +33,7 @@ class Case:
 
 
 def parse_cases(text: str) -> list[Case]:
-    """Parse cases such as ``4+4@400,4+4@1000x64``: trainers, servers, Mbit/s, batch size (default: 1).
+    """Parse cases such as ``4+4@400,4+4@1000x64``: trainers+servers@Mbit/s, and optionally xBATCH_SIZE.
 
     Raises
     ------

@@ -55,7 +55,7 @@ def _count(counted: Counted) -> None:
 
 
 def main(transport: str, rounds: int) -> None:
-    """Run a replica; a trainer prints, per round, the seconds of a step and of its checks."""
+    """Run a replica; a trainer prints, for each round, the seconds that a step and its checks take."""
     torch.set_num_threads(1)
     fleet.init()
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))

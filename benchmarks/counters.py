@@ -115,7 +115,7 @@ class Trace:
 
 
 def rates_between(before: Link, after: Link) -> tuple[float, float]:
-    """Return the rates between two moments, in Mbit/s sent and received."""
+    """Return the sending rate and the receiving rate between two moments, in Mbit/s."""
     microseconds = (after.seconds - before.seconds) * 1e6
     return (
         8 * (after.sent_bytes - before.sent_bytes) / microseconds,

@@ -1,4 +1,4 @@
-"""Compares the model quality of ``examples/ctr`` in each mode with single-process training.
+"""Compares the model quality of ``examples/ctr`` in each mode with that of single-process training.
 
 ``python -m benchmarks.ctr_modes`` writes files in Criteo's format with a known ground truth, and trains the
 example on them with ``fleet.launch_ps``, two parameter servers and two trainers, once in each mode. For

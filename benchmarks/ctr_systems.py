@@ -21,7 +21,7 @@ LEARNING_RATE = 1e-3
 
 
 class _Clicks(nn.Module):
-    """A model whose dense layers take table rows and counts."""
+    """A model whose dense layers take table rows and counts as inputs."""
 
     def __init__(self, table: nn.Module, widths: tuple[int, ...]) -> None:
         super().__init__()

@@ -30,7 +30,7 @@ WARM_UP_STEPS = 50
 
 
 def run(shapes: Mapping[str, Shape], rounds: int, steps: int) -> dict[str, list[tuple[float, float]]]:
-    """Return the median and 99th percentile of a step in milliseconds, by system and round."""
+    """Return the median and 99th percentile of the step time in milliseconds, by system and round."""
     running = {name: Running(name.replace(" ", "-"), shape) for name, shape in shapes.items()}
     measured: dict[str, list[tuple[float, float]]] = {name: [] for name in shapes}
     sizes = [MAX_BATCH] * rounds

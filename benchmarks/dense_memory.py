@@ -30,7 +30,7 @@ TRANSPORTS = {"fleet": "TCP", "shared": "shared memory", "async": "TCP, async"}
 
 
 def peaks(running: Running) -> list[int]:
-    """Run a system; return each process's peak memory during steps in bytes, servers first."""
+    """Run a system; return the peak memory of each process in bytes during the steps, servers first."""
     try:
         running.start()
         running.await_ready()
@@ -59,7 +59,7 @@ def _bytes_of(pid: int, file: str, field: str) -> int:
 def report(
     system: str, num_servers: int, ours: Sequence[int], computing: int, imports: int
 ) -> dict[str, Any]:
-    """Summarize memory in bytes, and as a multiple of the data that a process must hold.
+    """Summarize memory in bytes, and as a multiple of the size of the data that a process must hold.
 
     Parameters
     ----------

@@ -95,7 +95,7 @@ def run(systems: Sequence[str], batches: Sequence[int], rounds: int, steps: int)
 
 
 def report(measured: Rounds, steps: int) -> dict[str, Any]:
-    """Summarize steps per second by system, and the ratios within each round, by batch size and overall."""
+    """Summarize steps per second by system and batch size, and the ratios for each batch size and overall."""
     within = {
         (batch, f"{ours}/{other}"): [a / b for a, b in zip(of_size[ours], of_size[other], strict=True)]
         for batch, of_size in measured.items()

@@ -28,7 +28,7 @@ KINDS: Final = ("step", "processor")
 
 
 def run(rounds: int, steps: int) -> dict[str, list[tuple[float, ...]]]:
-    """Return the measurements in `KINDS`, by system and round."""
+    """Return the measurements named in `KINDS`, by system and round."""
     running = {
         f"{where} {system}": Running(f"fluid{system}-{where}", shape)
         for where, shape in SHAPES.items()
@@ -52,7 +52,7 @@ def measure(system: Running, steps: int, batch: int) -> tuple[float, ...]:
 
 
 def report(measured: dict[str, list[tuple[float, ...]]], steps: int) -> dict[str, Any]:
-    """Summarize milliseconds by system, and the ratios of layers to modules within each round."""
+    """Summarize milliseconds by system, and the ratios of fluid's layers to torch.nn within each round."""
     ratios = {
         f"{where} layers/module {kind}": [
             layers[at] / module[at]

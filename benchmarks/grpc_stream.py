@@ -47,7 +47,7 @@ def _numbers(pieces: Sequence[Sequence[Tensor]]) -> list[range]:
 
 
 class _Server:
-    """A server that sums pieces on arrival; the last trainer's piece triggers the update and the replies."""
+    """A server that adds up pieces as they arrive; the last trainer's piece triggers update and replies."""
 
     def __init__(self, config: Config) -> None:
         model = nn.Sequential(*build_layers(config.widths))
@@ -108,7 +108,7 @@ def serve(config: Config) -> None:
 
 
 class _Trainer:
-    """A trainer with a stream to each server, on which the backward pass sends gradients."""
+    """A trainer with a stream to each server, which sends gradients during the backward pass."""
 
     def __init__(self, config: Config) -> None:
         self._model = nn.Sequential(*build_layers(config.widths))

@@ -9,7 +9,7 @@ __all__ = ["LOOPBACK", "Hosts"]
 
 
 class Hosts(Protocol):
-    """The hosts of a system's processes, numbered with trainers first and servers second."""
+    """The hosts of a system's processes; the trainers' hosts are numbered first, then the servers' hosts."""
 
     @property
     def interface(self) -> str:

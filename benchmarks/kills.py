@@ -1,4 +1,4 @@
-"""Kills replicas of training jobs at random, and checks that results stay bitwise equal.
+"""Kills replicas of training jobs at random, and checks that the results stay bitwise identical.
 
 ``python -m benchmarks.kills --json`` trains a small model synchronously with two parameter servers and two
 trainers, once without interruption and then in jobs whose servers and trainers it kills at random steps and
@@ -71,7 +71,7 @@ class _Lives:
         self.trainers: list[Replica] = []
 
     def start(self) -> None:
-        """Start every replica in a new life of the job."""
+        """Start every replica for a new attempt of the job."""
         self._attempts["job"] += 1
         self.servers = [
             self._running.server(index, SCRIPT, self._steps, **self._environ(f"server-{index}"))
@@ -80,7 +80,7 @@ class _Lives:
         self.trainers = [self._trainer(index) for index in range(TRAINERS)]
 
     def kill(self, chance: random.Random) -> str:
-        """Kill a random replica and restart what the operator would; return its kind, "" if it had ended."""
+        """Kill a random replica and restart what the operator would; return its role ("" if it had ended)."""
         victim = chance.choice([*self.servers, *self.trainers])
         if victim.process.poll() is not None:
             return ""
@@ -168,7 +168,7 @@ def train(folder: Path, optimizer: str, steps: int, kills_at: Sequence[int] = ()
 
 
 def steps_made(replica: Replica) -> int:
-    """Return the number of completed steps in a trainer's log; 0 before the first."""
+    """Return the number of completed steps according to a trainer's log, or 0 if there are none."""
     with replica.log.open("rb") as log:
         log.seek(max(0, replica.log.stat().st_size - 400))
         made = re.findall(rb"made step (\d+)\n", log.read())
@@ -181,7 +181,7 @@ def _digest(replica: Replica) -> str:
 
 
 def half_made(replicas: Sequence[Replica]) -> int:
-    """Count the trainer restarts that resumed in a step that only some blocks had completed."""
+    """Count the restarts in which a trainer resumed a step that only some blocks had completed."""
     found = re.compile(r"trainer (\d+) \(attempt (\d+)\) receives the values of step \d+, which")
     return len({life for replica in replicas for life in found.findall(replica.output)})
 
@@ -245,7 +245,7 @@ def show(summary: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run with the command-line options; return 1 if any job's result differs."""
+    """Run with the command-line options; exit with status 1 if the result of any job differs."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kills", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--kills", type=int, default=200, help="for each optimizer (default: %(default)s)")

@@ -103,7 +103,7 @@ def _shown(found: Mapping[str, float]) -> str:
 
 
 async def _cpu(plane: OperatedPlane, before: Mapping[str, float]) -> dict[str, float]:
-    """Return the CPU time of each program, optionally since an earlier result."""
+    """Return the CPU time that each program has used, in total or since an earlier result."""
     taken = {**plane.plane.daemons.cpu_seconds(), "operator": (await plane.used()).cpu_seconds}
     return {f"cpu_{name}_s": seconds - before.get(f"cpu_{name}_s", 0.0) for name, seconds in taken.items()}
 

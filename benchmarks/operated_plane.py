@@ -139,7 +139,7 @@ class OperatedPlane:
 
     @asynccontextmanager
     async def namespace(self, name: str, *, last: bool = False, known: int = 0) -> AsyncIterator[ApiClient]:
-        """Yield a new namespace; delete its contents afterwards, unless it is the last one.
+        """Create a namespace and yield a client; afterwards, delete the namespace unless `last` is true.
 
         Parameters
         ----------
@@ -168,7 +168,7 @@ class OperatedPlane:
         return Used(told["process_resident_memory_bytes"], told["process_cpu_seconds_total"])
 
     async def until_idle(self, *, known: int, passes: int = 0) -> None:
-        """Wait until the operator has the given number of jobs and no pending work."""
+        """Wait until the operator tracks the given number of jobs and has no pending work."""
         async with asyncio.timeout(SLOW_SECONDS):
             while True:
                 told = await self._told()
@@ -179,7 +179,7 @@ class OperatedPlane:
                 await asyncio.sleep(0.25)
 
     async def _told(self) -> "dict[str, float]":
-        """Return values of the operator's metrics; a missing metric counts as 0."""
+        """Return the values of all the operator's metrics; a missing metric counts as 0."""
         text = await asyncio.to_thread(self.operator.get, "/metrics") or ""
         found = re.findall(r"^([^#\s]\S*) (\S+)$", text, re.MULTILINE)
         return _Metrics({name: float(value) for name, value in found})

@@ -85,7 +85,7 @@ async def burst(plane: OperatedPlane, system: str, namespace: str, num_jobs: int
 
 
 async def idle(plane: OperatedPlane, sizes: Sequence[int], num_running: int) -> dict[str, dict[str, Any]]:
-    """Measure the cost of idle jobs, and of an operator start while they exist."""
+    """Measure the cost of idle jobs, and the cost of an operator restart while they exist."""
     found: dict[str, dict[str, Any]] = {}
     await _restart(plane, num_jobs=0)  # so that memory used for bursts is not counted
     empty = (await plane.used()).rss_bytes
@@ -137,12 +137,12 @@ async def _restart(plane: OperatedPlane, num_jobs: int) -> dict[str, float]:
 
 
 def _writes(calls: "Mapping[str, int]") -> int:
-    """Count the writes among requests, including those of events but not those of the Lease."""
+    """Count the write requests, including those for Events but not those for the Lease."""
     return sum(number for call, number in calls.items() if is_write(call) and not call.endswith(" leases"))
 
 
 async def _finish(client: ApiClient, namespace: str, pods: Watched, jobs: Watched, num_jobs: int) -> None:
-    """End all trainers successfully, and each job's servers once the job has succeeded.
+    """End all trainers successfully; once a job has succeeded, end its servers too.
 
     At most ENDED_AT_ONCE pods are ending at a time, so that no pod waits for long in kwok's queue.
     """
@@ -202,7 +202,7 @@ def speeds(pods: Mapping[str, Mapping[str, float]], started: float) -> dict[str,
 
 
 def lateness(pods: Watched, jobs: Watched) -> dict[str, float]:
-    """Return the delays with which job statuses reported success and running pods."""
+    """Return the delays before job statuses reported that jobs had succeeded and that pods were running."""
     trainers = {name: seen for name, seen in pods.first.items() if "-trainer-" in name}
     late = [
         jobs.first[job]["Succeeded"] - max(moments) for job, moments in _by_job(trainers, "Succeeded").items()
@@ -227,7 +227,7 @@ def _by_job(pods: Mapping[str, Mapping[str, float]], phase: str) -> dict[str, li
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """Return a percentile of the given values, which may be a single one."""
+    """Return a percentile of one or more values."""
     if len(values) == 1:
         return values[0]
     return quantiles(values, n=100, method="inclusive")[percent - 1]

@@ -22,7 +22,7 @@ _BATCHES: Final = 16
 
 
 def id_batches(index: int) -> list[Tensor]:
-    """Return a trainer's batches of ids, int64[200] and mostly distinct."""
+    """Return a trainer's batches of 200 ids each, most of them distinct."""
     generator = torch.Generator().manual_seed(index)
     return [torch.randint(0, _IDS, (LOOK_UPS,), generator=generator) for _ in range(_BATCHES)]
 

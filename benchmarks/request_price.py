@@ -133,7 +133,7 @@ def cost_of(
 
 
 def parse_shapes(text: str) -> list[tuple[int, int]] | None:
-    """Parse shapes such as ``1x8,8x1``, each trainers x servers; return None if one is invalid."""
+    """Parse shapes such as ``1x8,8x1`` (trainers x servers); return None if any of them is invalid."""
     found = [re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", each) for each in text.split(",") if each]
     return None if None in found else [(int(each[1]), int(each[2])) for each in found if each is not None]
 
@@ -195,7 +195,7 @@ def beat(trainers: int, servers: int) -> dict[str, float]:
 def run_shape(
     trainers: int, servers: int, systems: Sequence[str], workload: str, rounds: int, steps: int, python: str
 ) -> dict[str, Any]:
-    """Measure the systems with one shape and workload; return the `Price` and the resources of each."""
+    """Measure the systems with one shape and workload; return each system's `Price` and resources."""
     running = {}
     for name in systems:
         system, _, tree = name.partition("-")

@@ -114,7 +114,7 @@ class Running:
         self._await("ready")
 
     def measure(self, steps: int, batch: int = MAX_BATCH) -> Measured:
-        """Run steps on every trainer, then pause the processes; return the time of the steps."""
+        """Run steps on every trainer, then pause the processes; return the time that the steps took."""
         with self.awake():
             return self.make(steps, batch)
 
@@ -126,7 +126,7 @@ class Running:
         self._signal(signal.SIGSTOP)
 
     def make(self, steps: int, batch: int) -> Measured:
-        """Run steps on every trainer while the processes are awake; return the time of the steps."""
+        """Run steps on every trainer while the processes are awake; return the time that the steps took."""
         began = time.perf_counter()
         for trainer in self._trainers:
             stream(trainer.stdin).write(f"{steps} {batch}\n")

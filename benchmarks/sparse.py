@@ -55,7 +55,7 @@ def run(systems: Sequence[str], workloads: Sequence[str], rounds: int, steps: in
 
 
 def report(measured: Rounds, steps: int) -> dict[str, Any]:
-    """Summarize steps per second by system, and the ratios within each round, by workload."""
+    """Summarize, for each workload, steps per second by system and the ratios within each round."""
     return {
         "benchmark": "sparse",
         "rows": ROWS,

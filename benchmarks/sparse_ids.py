@@ -28,7 +28,7 @@ ROW_BYTES: Final = 4 * DIMENSION
 
 
 def batches() -> dict[str, Ids]:
-    """Return batches of sorted ids by kind, each as sent to one of two servers."""
+    """Return, by kind, a batch of sorted ids such as a trainer sends to one of two servers."""
     random = np.random.default_rng(0)
     whole = np.unique(id_batches(0)[0])
     return {

@@ -1,4 +1,4 @@
-"""Benchmarks an embedding table whose speed is limited by the network, relative to the link rate.
+"""Benchmarks how close a network-bound embedding table comes to the limit set by the link rate.
 
 ``python -m benchmarks.sparse_network --json`` runs the communication workload of `benchmarks.sparse` on the
 network of `benchmarks.dense_network`: every process has its own host, whose link is limited in each
@@ -77,7 +77,7 @@ def limit_seconds(case: Case, rows: float) -> float:
 
 
 def report(case: Case, measured: Rounds, rows: float, steps: int) -> dict[str, Any]:
-    """Summarize a case: seconds per step, and the lower bound relative to them."""
+    """Summarize a case: the seconds per step, and the lower bound as a fraction of them."""
     limit = limit_seconds(case, rows)
     return {
         "case": str(case),

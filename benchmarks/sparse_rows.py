@@ -54,7 +54,7 @@ Ids = NDArray[np.int64]
 
 
 class Measured:
-    """A table and matrices with the same rows, and the time of a batch on each.
+    """Times batches of operations on a table, and on matrices with the same rows.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ class Measured:
         self._step = 1
 
     def turn(self) -> dict[str, float]:
-        """Time each operation in turn; return the seconds per batch of each."""
+        """Time each operation in turn; return the seconds per batch, by operation."""
         at = [self._random.choice(self._ids.size, self._batch, replace=False) for _ in range(BATCHES)]
         ids = [self._ids[each] for each in at]
         gradients = [self._gradient.clone() for _ in range(BATCHES)]

@@ -43,7 +43,7 @@ _MESSAGES: Final = [("grpc.max_send_message_length", -1), ("grpc.max_receive_mes
 
 
 def id_batches(index: int) -> list[Tensor]:
-    """Return a trainer's batches of Zipf-distributed ids, int64[1000, 26]."""
+    """Return a trainer's batches, each with Zipf-distributed ids of shape int64[1000, 26]."""
     shares = np.cumsum(np.arange(1, ROWS + 1) ** -_SKEW)
     names = np.random.default_rng(0).permutation(ROWS)
     random = np.random.default_rng(100 + index)
@@ -52,7 +52,7 @@ def id_batches(index: int) -> list[Tensor]:
 
 
 class _Computing:
-    """A trainer's computation on the rows of a batch: a sum, or its own layers."""
+    """A trainer's computation on the rows of a batch: the sum of the rows, or layers that are trained too."""
 
     def __init__(self, config: Config) -> None:
         self.layers = nn.Sequential(*build_layers(config.widths)) if config.widths else None
@@ -90,7 +90,7 @@ def _loop(
 
 
 class _Table:
-    """A dense array of rows that is updated by each gradient on arrival."""
+    """A dense array of rows to which gradients are applied as they arrive."""
 
     def __init__(self) -> None:
         self._rows = torch.zeros(ROWS, DIMENSION)
@@ -107,7 +107,7 @@ class _Table:
 
 
 def local_trainer(config: Config) -> tuple[Step, End]:
-    """Train a table in the trainer's own process, as an upper bound for all systems."""
+    """Train a table in the trainer's own process, as an upper bound on the speed of all systems."""
     table = _Table()
     return _loop(config, table.look_up, table.push), lambda: None
 

@@ -76,7 +76,7 @@ class Training:
             self.table.load(TableRows(ids, torch.zeros(ids.size, DIMENSION), {}))
 
     def turn(self, steps: int, *, ahead: bool = False) -> float:
-        """Return the seconds for some steps; with `ahead`, rows are looked up one step early."""
+        """Train for some steps and return the seconds taken; with `ahead`, look rows up one step early."""
         batches = [self._batch() for _ in range(steps)]
         begun = time.perf_counter()
         with ThreadPoolExecutor(1) as other:
@@ -117,7 +117,7 @@ def zipf_ranks(random: np.random.Generator, num_rows: int) -> Ids:
 
 
 def serve(arguments: argparse.Namespace) -> None:
-    """Run one of the two processes, which trains one timed turn for each line on standard input."""
+    """Run one of the two processes; each line on standard input requests one timed turn of training."""
     torch.set_num_threads(1)
     training = Training(arguments.rows, arguments.memory, arguments.directory)
     for line in sys.stdin:
@@ -127,7 +127,7 @@ def serve(arguments: argparse.Namespace) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Train both in alternation; return samples per second, and the ratios within each round."""
+    """Train with each table in alternation; return samples per second, and the ratios within each round."""
     reads = {threads: random_reads(arguments.directory, threads) for threads in (1, 32)}
     rows, group = arguments.rows * ROW_BYTES, Cgroup("tier")
     memory = int(arguments.share * rows / 10)

@@ -78,7 +78,7 @@ def _loop(
 
 
 def compute_trainer(config: Config) -> tuple[Step, End]:
-    """Train without communication, as an upper bound for all systems."""
+    """Train without communication, as an upper bound on the speed of all systems."""
     model = nn.Sequential(*build_layers(config.widths))
     return _loop(model, torch.optim.SGD(model.parameters(), lr=LEARNING_RATE), config), lambda: None
 

@@ -71,7 +71,7 @@ class Watched:
         self._numbers.clear()
 
     async def until_one(self, name: str, *phases: str, seconds: float) -> None:
-        """Wait until an object has reached any of the given phases; raises errors as `until` does."""
+        """Wait until an object has reached any of the given phases; raise the same errors as `until`."""
         await self._until(
             lambda: any(phase in self.first.get(name, {}) for phase in phases),
             lambda: f"{name} was not {' or '.join(phases)}",

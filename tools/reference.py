@@ -110,7 +110,7 @@ def fluid_names() -> str:
 
 
 def _quoted(text: str) -> str:
-    """Format a text as code if it is a dotted name."""
+    """Format text as code if it is a dotted name."""
     return f"`{text}`" if re.fullmatch(r"[\w.]+", text) else text
 
 
@@ -396,7 +396,7 @@ def options_page() -> str:
 
 
 def _default(option: str) -> str:
-    """Return the default of an option; empty for an environment variable."""
+    """Return the default of an option, or an empty string for an environment variable."""
     owner, _, name = option.partition(".")
     if not name:
         return ""
@@ -418,7 +418,7 @@ def _rules(rules: tuple[Rule, ...], *, servers: bool) -> str:
 
 
 def _when(rule: Rule, servers: bool) -> str:
-    """Return the condition under which a rule applies, in bold; empty if the rule always applies."""
+    """Return in bold the condition under which a rule applies, or an empty string if it always applies."""
     parts = [f"`{value}`" for value in rule.values]
     if servers and rule.modes != MODES:
         parts += rule.modes

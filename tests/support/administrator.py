@@ -42,7 +42,7 @@ class Administrator:
         self._token = token
 
     def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
-        """Run kubectl with full access; return its output, including errors if `check` is false."""
+        """Run kubectl with full access; return its stdout, followed by its stderr if `check` is false."""
         ended = subprocess.run(
             [_kubectl(), "--kubeconfig", self.kubeconfig, *arguments],
             input=stdin,

@@ -24,7 +24,7 @@ class BareMachine:
         self.environ = {"HOME": str(self.home), "PATH": f"{self.path}{os.pathsep}{shell}"}
 
     def put_program(self, name: str, prints: str, folder: Path | None = None) -> Path:
-        """Add a program that always prints the same line to a folder, by default on ``PATH``."""
+        """Write a program that always prints the same line, by default to the folder on ``PATH``."""
         return _script(folder or self.path, name, f"echo '{prints}'\n")
 
     def put_go(self, *, version: str = "go1.26.8", first: str = ":") -> None:

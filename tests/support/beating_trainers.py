@@ -17,7 +17,7 @@ HEARTBEAT = 1.0
 
 
 class NotingStore(CountedStore):
-    """A store that records which trainers' heartbeats are read in one request."""
+    """A store that records, for each request, the trainers whose heartbeats it reads."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -23,7 +23,7 @@ life of a server that never becomes ready."""
 
 @dataclass(frozen=True)
 class Behaviour:
-    """A test case: a job of two servers and two trainers, or of two trainers, and its expected result.
+    """A test case: a job, with two servers and two trainers or only two trainers, and its expected result.
 
     Attributes
     ----------
@@ -70,7 +70,7 @@ def _rules(*rules: dict[str, Any], **policy: Any) -> dict[str, Any]:
 
 
 def _fails_with(policy: str, *left: str) -> Behaviour:
-    """Return a test case of a job that fails while three replicas run, leaving the given pods."""
+    """Return a test case of a job that fails while three replicas run; only the pods in `left` remain."""
     return Behaviour(
         f"a-job-that-has-failed-leaves-what-cleanPodPolicy-{policy}-says",
         {"pserver-0": (NEVER,), "pserver-1": (NEVER,), "trainer-0": (NEVER,), "trainer-1": (1,)},
@@ -266,7 +266,7 @@ BEHAVIOURS = (
 
 
 def exit_code_of(behaviour: Behaviour, replica: str, life: int) -> int | None:
-    """Return the exit code with which a replica fails in one of its lives, or None if it does not."""
+    """Return the exit code with which a replica fails in one of its lives, or None if it does not fail."""
     lives = behaviour.lives.get(replica)
     if lives is None:
         return None

@@ -30,7 +30,7 @@ class Authority:
         days: int = 1,
         subject: str = "/CN=replica",
     ) -> Path:
-        """Write a new certificate, its key and the authority's certificate to a folder, like cert-manager.
+        """Write a new certificate, its key and the authority's certificate to a folder, as cert-manager does.
 
         Parameters
         ----------

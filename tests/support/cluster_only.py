@@ -17,7 +17,7 @@ Manifest = dict[str, Any]
 
 @dataclass(frozen=True)
 class ClusterOnly:
-    """A test case: a job of two servers and two trainers, or of two trainers, and its expected outcome.
+    """A test case: a job, with two servers and two trainers or only two trainers, and its expected outcome.
 
     Attributes
     ----------

@@ -93,7 +93,7 @@ class ControlPlane:
             raise
 
     def stop(self) -> None:
-        """Stop all programs, in the reverse order of starting."""
+        """Stop all programs, in the reverse of the order in which they were started."""
         self.daemons.stop()
 
     def restart_api_server(self) -> None:

@@ -54,7 +54,7 @@ class Daemons:
         self._processes = [each for each in self._processes if each[1] is not process]
 
     def stop(self) -> None:
-        """Stop all programs, in the reverse order of starting."""
+        """Stop all programs, in the reverse of the order in which they were started."""
         for _, process in reversed(self._processes):
             if process.poll() is None:
                 process.terminate()

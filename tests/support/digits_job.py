@@ -14,7 +14,7 @@ TRAINERS = ("digits-trainer-0", "digits-trainer-1")
 
 
 def annotated(document: Manifest | None = None, /, **annotations: str) -> Manifest:
-    """Return the job, or `document`, with annotations that control its simulated pods."""
+    """Return `document`, by default the job `digits`, with annotations that control its simulated pods."""
     document = document or manifest()
     document["spec"]["template"]["metadata"] = {
         "annotations": {f"fleet.test/{name}": value for name, value in annotations.items()}
@@ -23,7 +23,7 @@ def annotated(document: Manifest | None = None, /, **annotations: str) -> Manife
 
 
 async def run(namespace: Namespace, document: Manifest | None = None, /, **spec: Any) -> dict[str, Manifest]:
-    """Create the job, or `document`, and wait until all pods are running; return the pods."""
+    """Create `document`, by default the job `digits`; return its pods once all of them are running."""
     await namespace.create_job(document or manifest(**spec))
     pods = await namespace.until_running("digits", *SERVERS, *TRAINERS)
     await namespace.until_state("digits", "Running")

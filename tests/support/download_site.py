@@ -15,7 +15,7 @@ ELF = b"\x7fELF"
 
 
 class DownloadSite:
-    """An HTTP server of files by path, which can also simulate failed downloads.
+    """An HTTP server for files, which can also simulate failed downloads.
 
     Attributes
     ----------
@@ -74,7 +74,7 @@ class DownloadSite:
 
 
 def tar_gz(path: str, content: bytes) -> bytes:
-    """Return a gzipped tar archive that contains one file inside folders."""
+    """Return a gzipped tar archive that contains a single file at the given path."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
         member = tarfile.TarInfo(path)

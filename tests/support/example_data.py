@@ -10,7 +10,7 @@ __all__ = ["write_pictures", "write_text"]
 
 
 def write_pictures(folder: Path) -> list[str]:
-    """Write parts of scikit-learn's two pictures to one folder each: 32 for training, 8 for validation."""
+    """Write 32 training and 8 validation images, which are crops of scikit-learn's two pictures."""
     chance = random.Random(0)  # noqa: S311 not used for secrets
     for name, picture in zip(("temple", "flower"), load_sample_images().images, strict=True):
         for part, number in (("train", 16), ("val", 4)):

@@ -241,7 +241,7 @@ def _field(manifest: Mapping[str, Any], path: str) -> Any:
 
 
 def _within(path: str, collection: str) -> bool:
-    """Return whether an object belongs to a collection of one namespace or of all namespaces."""
+    """Return whether an object belongs to a collection, which may cover one namespace or all namespaces."""
     prefix, _, plural = collection.rpartition("/")
     holder = path.rpartition("/")[0]
     return holder == collection or (

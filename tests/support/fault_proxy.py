@@ -76,7 +76,7 @@ class Lost:
 
 @dataclass(frozen=True)
 class Held:
-    """A fault: the API server handles the request, but the test delays the response until it is released."""
+    """A fault: the API server handles the request, but the response is held back until the test allows it."""
 
     until: asyncio.Event
 
@@ -129,13 +129,13 @@ class FaultProxy:
         return path
 
     def fail(self, fault: Fault, verb: str, resource: str, *, times: int = 1) -> asyncio.Event:
-        """Apply a fault to the next matching requests; return an event that is set at the last of them."""
+        """Apply a fault to the next matching requests; return an event that is set once all have arrived."""
         rule = _Rule(fault, verb, resource, times)
         self._rules.append(rule)
         return rule.done
 
     def hold(self, resource: str) -> None:
-        """Silence all watches of a resource, which stay open but receive no further changes."""
+        """Silence all watches of a resource; the watches stay open but receive no further changes."""
         self._held.add(resource)
 
     def hold_no_more(self) -> None:
@@ -143,7 +143,7 @@ class FaultProxy:
         self._held.clear()
 
     def cut(self) -> int:
-        """Reset all watches and return their number; new watches work."""
+        """Reset all watches and return their number; later watches work normally."""
         watching = list(self._watching)
         self._held.clear()
         for request, _ in watching:
@@ -155,7 +155,7 @@ class FaultProxy:
         return [call for call in self.calls if call.writes and call.resource not in ("leases", "events")]
 
     def answered(self, verb: str, resource: str) -> int:
-        """Return how many matching requests the API server has answered, including lost responses."""
+        """Return how many matching requests the API server has answered, even if the response was lost."""
         return sum(call.status > 0 for call in self.calls if (call.verb, call.resource) == (verb, resource))
 
     def created(self, resource: str) -> list[str]:

@@ -58,7 +58,7 @@ class Faulty:
         await self.namespace.until_pods("digits", "no pod", lambda pods: not pods)
 
     async def until_known(self, state: str, *, known: bool = True) -> None:
-        """Wait until the operator's metrics show a job in the given state, or show none in it."""
+        """Wait until the operator's metrics show a job in the given state or, if not `known`, no such job."""
         shown = f'state="{state}"'
         async with asyncio.timeout(WAIT_SECONDS):
             while True:

@@ -37,7 +37,7 @@ class Fleetjob:
         self.environ = {**os.environ, **self._own}
 
     async def __call__(self, *arguments: str) -> Ended:
-        """Run a command to completion in this process, which is faster than in a new one."""
+        """Run a command to completion in this process, which is faster than starting a new process."""
         return await asyncio.to_thread(self._call, arguments)
 
     async def run(

@@ -75,7 +75,7 @@ def as_recorded(program: Any) -> list[dict[str, Any]]:
 
 
 def check_blocks(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
-    """Compare a program's blocks with those of a golden file, operator types first."""
+    """Check that a program's blocks equal those of a golden file, comparing operator types first."""
     for each, golden in zip(found, expected, strict=True):
         assert [op["type"] for op in each["ops"]] == [op["type"] for op in golden["ops"]]
         assert each["ops"] == golden["ops"]

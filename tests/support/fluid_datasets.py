@@ -1,4 +1,4 @@
-"""A replica that trains a built program on files that a command reads, in a job or in one process.
+"""A replica that trains a built program on files read through a pipe command, in a job or in one process.
 
 As a program, this module takes the folder of files and results, and optionally the kind of training:
 ``collective``, or ``alone`` with twice the batch size; the default is parameter servers.

@@ -154,7 +154,7 @@ def feeds(data: list[Any], trainers: list[int], steps: int = STEPS) -> Iterator[
 
 
 def build(case: Case, *, parts: int) -> tuple[Model, Any]:
-    """Build and minimize a model; return the model and its reader or None."""
+    """Build a model and minimize its loss; return the model, and its reader or None."""
     main, startup = fluid.default_main_program(), fluid.default_startup_program()
     main.random_seed = startup.random_seed = 0 if case.huge else 7
     readers: list[Any] = []

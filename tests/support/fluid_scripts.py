@@ -17,7 +17,7 @@ def script(function: Any) -> Any:
 
 
 def regression(fluid: Any, x: Any, **attrs: Any) -> Any:
-    """Return the mean squared error of a linear layer of `x`, relative to the data `y`."""
+    """Return the mean squared error between the output of a linear layer on `x` and the data `y`."""
     y = fluid.layers.data("y", [1])
     return fluid.layers.mean(fluid.layers.square_error_cost(fluid.layers.fc(x, 1, **attrs), y))
 

@@ -141,11 +141,11 @@ class ForkedPython:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Return the exit status, negative for a signal, or None while the program is running."""
+        """Return the exit status (negative for a signal), or None while the program is running."""
         return self._ended(0)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end and return the exit status; raise subprocess.TimeoutExpired after a timeout."""
+        """Wait until the program has ended; return its exit status, or raise subprocess.TimeoutExpired."""
         status = self._ended(timeout)
         if status is None:
             raise subprocess.TimeoutExpired("python", timeout or 0)
@@ -180,7 +180,7 @@ class ForkedPython:
 
 
 def relay(program: type[ForkedPython] = ForkedPython) -> dict[str, str]:
-    """Return an environment in which ``python`` and launchers fork programs from the forker of `program`.
+    """Return an environment in which ``python`` and launchers are forked from `program`'s preloaded process.
 
     Linux only, because the forker's socket has an abstract name.
     """
@@ -190,7 +190,7 @@ def relay(program: type[ForkedPython] = ForkedPython) -> dict[str, str]:
 
 
 def program_of(pid: int) -> int:
-    """Return the id of the process that a ``python`` of `relay` has forked, or `pid` if there is none."""
+    """Return the id of the process forked for the ``python`` with id `pid`, or `pid` itself; see `relay`."""
     try:
         return int((_relay_folder() / str(pid)).read_text())
     except FileNotFoundError:
@@ -199,7 +199,7 @@ def program_of(pid: int) -> int:
 
 @functools.cache
 def _relay_folder() -> Path:
-    """Return the folder with the programs of `relay`, each of which records its forked process there."""
+    """Return the folder of `relay`'s programs, in which each of them records the process forked for it."""
     folder = Path(tempfile.mkdtemp(prefix="relay-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     (folder / "python").write_text(RELAY.format(python=sys.executable))
@@ -246,7 +246,7 @@ def _forker(preloaded: Sequence[str], python: str) -> socket.socket:
 
 
 def _serve(listener: socket.socket) -> dict[str, Any] | None:
-    """Fork for each request; return the request in the new process, or None here without connections."""
+    """Fork for each request and return it in the new process; return None here once no connection is left."""
     waiting = select.poll()
     waiting.register(listener, select.POLLIN)
     connections: dict[int, socket.socket] = {}
@@ -274,7 +274,7 @@ def _serve(listener: socket.socket) -> dict[str, Any] | None:
 
 
 def _watched(request: dict[str, Any], output: int, errors: int, answers: int) -> dict[str, Any]:
-    """Fork the program's process and return in it; this process waits for its end and exits."""
+    """Fork the program's process and return only there; this process waits for it to end, and then exits."""
     program = os.fork()
     if program == 0:
         os.close(answers)

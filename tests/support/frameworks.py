@@ -1,4 +1,4 @@
-"""Programs that use other frameworks, whose packages are in an environment of their own."""
+"""Programs that use other frameworks, which are installed in a separate environment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FRAMEWORKS = Path(__file__).parents[2] / ".venv-frameworks" / "bin" / "python"
 
 
 class ForkedFrameworks(ForkedPython):
-    """A program of that environment."""
+    """A program that runs in the environment with the other frameworks."""
 
     preloaded = (*PRELOADED, "torch._dynamo", "accelerate", "lightning.pytorch", "mlflow", "wandb")
     python = str(FRAMEWORKS)

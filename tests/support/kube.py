@@ -113,7 +113,7 @@ class ApiServer:
 
 
 class Namespace:
-    """A namespace of an API server as seen by tests; without a name, the cluster scope."""
+    """A namespace of an API server, as seen by tests; an empty name selects the cluster scope."""
 
     def __init__(self, client: ApiServer, name: str) -> None:
         self.client = client
@@ -133,7 +133,7 @@ class Namespace:
         return "/".join(part for part in parts if part)
 
     async def create_job(self, manifest: Mapping[str, Any], *, dry_run: bool = False) -> Manifest:
-        """Create a FleetJob in this namespace, validated as strictly as by kubectl."""
+        """Create a FleetJob in this namespace, with the same strict validation as kubectl."""
         document = {**manifest, "metadata": {**manifest["metadata"], "namespace": self.name}}
         asked = {"fieldValidation": "Strict"} | ({"dryRun": "All"} if dry_run else {})
         return await self.client.create(self.path("fleetjobs"), document, asked)
@@ -313,7 +313,7 @@ def condition(job: Manifest, kind: str) -> str | None:
 
 
 def told_of(job: Manifest, kind: str) -> Manifest:
-    """Return a condition of a job, which must exist."""
+    """Return a job's condition of the given type; raise ValueError if there is not exactly one."""
     conditions: list[Manifest] = job["status"]["conditions"]
     (told,) = [each for each in conditions if each["type"] == kind]
     return told

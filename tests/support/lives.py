@@ -1,4 +1,4 @@
-"""Complete lives of jobs, partly concurrent, whose operators are killed at selected API calls.
+"""Runs complete lives of jobs, some of them concurrently, and kills operators at selected API calls.
 
 Each life has its own namespace, to which its operators are limited, its own Lease, and its own proxy, which
 counts API calls. Lives share only the control plane, whose responses about one namespace do not depend on
@@ -244,7 +244,7 @@ class Lifetime:
             self._life.told[event["reason"]] += event["count"]
 
     async def _until_watched(self) -> None:
-        """Wait until an operator watches jobs, which completes its start-up."""
+        """Wait until an operator has started up, which is when it begins to watch jobs."""
         try:
             async with asyncio.timeout(WAIT_SECONDS):
                 await self._watched.wait()
@@ -302,7 +302,7 @@ class Lifetime:
 
 
 def _has_ended(seen: Story) -> bool:
-    """Return whether all pods are gone and the status shows this."""
+    """Return whether all pods and services are gone and the status shows no active replicas."""
     active = sum(role["active"] for role in seen.status.get("roles", ()))
     return not (seen.pods or seen.services or active)
 

@@ -70,7 +70,7 @@ time.sleep(300)
 
 
 class ForkedFleetjob(ForkedPython):
-    """``fleetjob``, whose imports take longer than most runs of tiny scripts."""
+    """``fleetjob``, forked because its imports take longer than most runs of tiny scripts."""
 
     preloaded = tuple(f"fleet_operator.cli.{part}" for part in ("display", "local_job", "page", "run"))
 

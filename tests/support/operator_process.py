@@ -240,7 +240,7 @@ class OperatorProcess:
             time.sleep(0.05)
 
     def get(self, path: str) -> str | None:
-        """Return the body of the operator's HTTP response; None on an error or without a response."""
+        """Return the body of the operator's HTTP response, or None if there is an error or no response."""
         try:
             with _DIRECT.open(f"http://127.0.0.1:{self.port}{path}", timeout=STOP_SECONDS) as answer:
                 text: str = answer.read().decode()
@@ -249,7 +249,7 @@ class OperatorProcess:
             return None
 
     def leads(self) -> bool | None:
-        """Return whether the operator's metrics show it as the leader; None without a response."""
+        """Return whether the operator's metrics show it as the leader, or None if they are unavailable."""
         found = re.search(r"^fleet_operator_leader (\S+)", self.get("/metrics") or "", re.MULTILINE)
         return None if found is None else float(found[1]) == 1
 

@@ -65,7 +65,7 @@ class JoiningTrainer:
         self.plan = self._joined.plan
 
     def close(self) -> None:
-        """Disconnect without completing, if the trainer has joined."""
+        """Disconnect without reporting completion, if the trainer has joined."""
         if self._joined is not None:
             self._joined.close()
 
@@ -142,7 +142,7 @@ class Loopback:
         self.trainers: list[JoiningTrainer] = []
 
     def transpile(self, trainer: int = 0, **changes: Any) -> tuple[DistributeTranspiler, Program]:
-        """Return the transpiler and the program of a replica, built with the given changes."""
+        """Return the transpiler and the program of a replica; `changes` replace settings of the job."""
         model = changes.get("model", self._model)()
         optimizer = changes.get("optimizer", self._optimizer)(self._groups(model))
         program = Program.from_optimizer(optimizer, model, changes.get("grad_clip", self._grad_clip))

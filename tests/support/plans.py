@@ -1,4 +1,4 @@
-"""Helpers for tests of plans: observed pods, plans as text, and a job with repeated plans."""
+"""Helpers for tests of plans: observed pods, plans as text, and a job that is planned repeatedly."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ T0 = datetime(2026, 11, 21, 10, 0, 0, tzinfo=UTC)
 
 
 def at(seconds: float) -> datetime:
-    """Return the time the given number of seconds after the start of the test."""
+    """Return the time that is the given number of seconds after the start of the test."""
     return T0 + timedelta(seconds=seconds)
 
 

@@ -22,7 +22,7 @@ def template(*containers: Manifest, metadata: Manifest | None = None, **spec: An
 
 
 def pod_of(role: Role = Role.TRAINER, document: Manifest | None = None, **spec: Any) -> Manifest:
-    """Return the first pod of a role, for `document` or for the default job with extra fields."""
+    """Return a role's first pod in the job `document`, or else in the default job with `spec` fields set."""
     job = jobs.job(document or jobs.manifest(**spec))
     return build_pod(job, role, 0, Attempt(), ClusterHosts(job))
 
@@ -34,5 +34,5 @@ def main_of(pod: Manifest) -> Manifest:
 
 
 def env_of(container: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return a container's environment variables; those with a source have no value."""
+    """Return a container's environment variables; the value is None if the variable refers to a source."""
     return {each["name"]: each.get("value") for each in container["env"]}

@@ -172,7 +172,7 @@ class Proxy:
 
 @contextmanager
 def proxied(monkeypatch: Any, decide: Callable[[Passing], Fate]) -> Iterator[Proxy]:
-    """Route this process's trainers through a proxy, over TCP and within this host."""
+    """Route this process's trainers through a proxy, both over TCP and over connections within this host."""
     proxy = Proxy(decide)
     monkeypatch.setattr(server_connection, "dial", proxy.dial)
     monkeypatch.setattr(server_connection, "dial_here", proxy.dial_here)
@@ -183,7 +183,7 @@ def proxied(monkeypatch: Any, decide: Callable[[Passing], Fate]) -> Iterator[Pro
 
 
 class Partition:
-    """A network that can be partitioned: it then silently drops data and control messages."""
+    """A network that can be partitioned; it then silently stops relaying data and control messages."""
 
     def __init__(self) -> None:
         self._whole = threading.Event()
@@ -197,7 +197,7 @@ class Partition:
         self._whole.clear()
 
     def heal(self) -> None:
-        """Resume relaying, including the data that was sent in between."""
+        """Resume relaying, beginning with the data that has been held back since the cut."""
         self._whole.set()
 
     def dial(

@@ -1,4 +1,4 @@
-"""A parameter-server job as real loopback processes, none of which outlives its test."""
+"""A parameter-server job of real processes that use loopback; all of them are killed after the test."""
 
 import contextlib
 import os
@@ -39,7 +39,7 @@ class Replica:
             raise AssertionError(f"{self.name} still runs after {seconds:g} s:\n{self.output}") from None
 
     def expect(self, status: int, *words: str, seconds: float = 60.0) -> None:
-        """Wait for the end of the process; check its exit status and that its output contains the texts."""
+        """Wait for the process to end; check its exit status and that its output contains the given texts."""
         found = self.wait(seconds)
         assert found == status, f"{self.name} ended with {found}, expected {status}:\n{self.output}"
         for word in words:

@@ -1,4 +1,4 @@
-"""Tables on one server without sockets: gradients that trainers send, and rows that they see."""
+"""Tables on one server without sockets, with gradients that trainers send and rows that they receive."""
 
 from dataclasses import replace
 from typing import Any

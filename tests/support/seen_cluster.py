@@ -71,7 +71,7 @@ class SeenCluster:
         return observed
 
     def pod(self, key: str | None = None, **metadata: Any) -> CreatePod:
-        """Return the action that creates trainer 0's pod, with a key or other metadata."""
+        """Return the action that creates trainer 0's pod, optionally with a key and other metadata."""
         built = build_pod(self.job, Role.TRAINER, 0, Attempt(), ClusterHosts(self.job), Start(key=key))
         return CreatePod(lambda: {**built, "metadata": {**built["metadata"], **metadata}})
 

@@ -57,7 +57,7 @@ class Servers:
         return join([table.rows() for table in self.tables])
 
     def moved(self, number: int) -> "Servers":
-        """Return the table on a different number of servers, loaded from these servers."""
+        """Return this table on a different number of servers, loaded with the same rows."""
         saved, others = self.rows(), Servers(self.config, number)
         for server, table in enumerate(others.tables):
             table.load(
@@ -67,7 +67,7 @@ class Servers:
 
 
 def assert_equal(one: TableRows, other: TableRows) -> None:
-    """Check that two tables' rows, with their state and policies, are bitwise equal."""
+    """Check that two tables' rows, with their state and policies, are bitwise identical."""
     assert np.array_equal(one.ids, other.ids)
     assert torch.equal(one.values, other.values)
     for mine, theirs in ((one.state, other.state), (one.marks, other.marks)):

@@ -1,4 +1,4 @@
-"""The same training by trainers and servers in this process, and by a single model.
+"""Runs the same training with trainers and servers in this process, and with a single model.
 
 The single model computes the expected result of a job: gradients are summed in trainer order, divided by the
 number of trainers and clipped, before one step of the optimizer.
@@ -156,7 +156,7 @@ def never_minimized(loss_fn: Callable[..., Any]) -> None:
 
 
 def assert_same_bits(found: Values, expected: Values) -> None:
-    """Check that two models' parameters are bitwise equal; the failure names those that differ."""
+    """Check that two models' parameters are bitwise identical; the failure names those that differ."""
     assert found.keys() == expected.keys()
     differing = [name for name, value in expected.items() if not torch.equal(found[name], value)]
     assert not differing, f"other bits in {', '.join(differing)}"

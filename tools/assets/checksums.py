@@ -31,7 +31,7 @@ def key(name: str, program: Program, arch: str) -> str:
 
 
 def read(file: Path) -> dict[str, str]:
-    """Return the checksums by `key`; raise `AssetError` with the first invalid line."""
+    """Return the checksums by `key`; raise an `AssetError` that names the first invalid line, if any."""
     pins: dict[str, str] = {}
     for number, line in enumerate(file.read_text().splitlines(), 1):
         if not line or line.startswith("#"):

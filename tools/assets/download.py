@@ -124,7 +124,7 @@ def _first_hop(url: str) -> tuple[str, int]:
 
 @functools.cache
 def _no_connection(host: str, port: int) -> str:
-    """Return why a host cannot be reached within the time limit, or None; each host is checked once.
+    """Return why a host cannot be reached in time, or an empty string if it can; each host is checked once.
 
     The connection is made in a thread, because the look-up of a host name has no time limit.
     """

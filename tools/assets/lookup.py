@@ -20,7 +20,7 @@ GO_MODULES = Path(__file__).resolve().parents[1] / "go"
 
 
 def find(names: Iterable[str], environ: Mapping[str, str] | None = None) -> dict[str, Path]:
-    """Return the path of each program.
+    """Return the path of each program; raise `MissingError` if any of them is missing.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ def stamp(path: Path) -> Path:
 
 
 def architecture() -> str | None:
-    """Return the name that upstream projects use for this machine's architecture, or None if unpinned."""
+    """Return the upstream name of this machine's architecture, or None if no downloads are pinned for it."""
     system = os.uname()
     return ARCHITECTURES.get(system.machine) if system.sysname == "Linux" else None
 

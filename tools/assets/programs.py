@@ -19,7 +19,7 @@ ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 class AssetError(Exception):
-    """A program cannot be installed; the message gives the attempts and the next step."""
+    """A program cannot be installed; the message lists what was tried and says what to do next."""
 
 
 class MissingError(AssetError):
@@ -79,7 +79,7 @@ class Program:
 
     @property
     def wanted(self) -> str:
-        """The leading version components that an installed program must have."""
+        """The leading components of the version, which an installed program's version must share."""
         return ".".join(self.version.split(".")[: self.precision])
 
 

@@ -1,4 +1,4 @@
-"""Makes gloo and NCCL use the network interface of the pod's own address.
+"""Makes gloo and NCCL use the network interface that has the pod's own address.
 
 A pod on its node's network also sees the node's bridges and the interfaces of other pods, and gloo and NCCL
 would choose an interface by name or order. The operator passes such a pod the address at which its peers
@@ -35,7 +35,7 @@ def choose_interface() -> None:
 
 
 def _interface_of(address: str) -> str | None:
-    """Return the network interface with an address, which for IPv4 must be the interface's first one."""
+    """Return the interface that has an address, or None; an IPv4 address must be its interface's first."""
     import socket  # imported late, because every Python process runs this module
 
     if ":" in address:

@@ -28,7 +28,7 @@ FORWARDED = frozenset(
 
 
 def step_aside() -> None:
-    """Continue in a child process if this process is a container's first; otherwise do nothing.
+    """Fork and continue in the child if this is a container's first process; otherwise do nothing.
 
     Nothing is done at a terminal either, where Ctrl-C reaches all foreground processes.
     """

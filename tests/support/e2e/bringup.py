@@ -1,4 +1,4 @@
-"""The cluster of end-to-end tests: that of ``KUBECONFIG``, or one created with kind for this run.
+"""The cluster for end-to-end tests: the one that ``KUBECONFIG`` selects, or one that kind creates.
 
 Creating the cluster is retried once, because it depends on the disks and networks of a busy machine. Tests
 are never retried.

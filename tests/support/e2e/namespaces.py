@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def fresh_namespace(cluster: Kubectl, name: str) -> Iterator[Kubectl]:
-    """Yield kubectl for a new namespace, which is deleted afterwards."""
+    """Yield a `Kubectl` for a new namespace, which is deleted afterwards."""
     cluster("create", "namespace", name)
     try:
         kubectl = cluster.within(name)

@@ -89,7 +89,7 @@ def no_room(raised: Exception) -> bool:
 
 
 def disk_error(raised: Exception, sentence: str) -> FleetError:
-    """Return the exception for a failed disk operation: DiskFullError if `no_room`, else FleetError."""
+    """Return a DiskFullError if `no_room` is true for a failed disk operation, else a FleetError."""
     return (DiskFullError if no_room(raised) else FleetError)(sentence)
 
 

@@ -18,7 +18,7 @@ REPAIR = (
 
 
 def problem_with(package: ModuleType, folder: Path) -> str | None:
-    """Describe the damage that another distribution has done to this package; None if there is none.
+    """Describe how another distribution damages this package; return None if none does.
 
     Parameters
     ----------

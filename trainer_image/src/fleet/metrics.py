@@ -207,7 +207,7 @@ class Accuracy:
         self._mean.update(chosen == truth)
 
     def compute(self) -> float:
-        """Return the accuracy over all trainers, or nan without samples; every trainer must call this."""
+        """Return the overall accuracy, or nan if there are no samples; every trainer must call this."""
         return self._mean.compute()
 
     def reset(self) -> None:

@@ -96,7 +96,7 @@ class Optimizer(torch.optim.Optimizer):
 
     @staticmethod
     def dense(options: Mapping[str, Any]) -> bool:
-        """Return whether a step also changes rows that have no gradient, or their state."""
+        """Return whether a step also changes rows without a gradient, or the state of such rows."""
         return is_regularized(options)
 
     @torch.no_grad()
@@ -145,7 +145,7 @@ def is_regularized(options: Mapping[str, Any]) -> bool:
 
 
 def clipped(grad: Tensor, options: Mapping[str, Any]) -> Tensor:
-    """Return a gradient whose elements are clamped to the option ``clip_value``, if set."""
+    """Return a gradient with its elements clamped to the bounds in the option ``clip_value``, if set."""
     if (bounds := options["clip_value"]) is None:
         return grad
     if not grad.is_sparse:

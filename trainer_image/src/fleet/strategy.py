@@ -199,7 +199,7 @@ class DistributedStrategy:
         self._check_mode()
 
     def parameters_averaged(self) -> LocalSGD | None:
-        """Return the interval at which parameters are averaged, or None if gradients are."""
+        """Return the options of local SGD, or None if gradients rather than parameters are averaged."""
         if self.local_sgd is None and self.transpiler.collective_mode == "local_sgd":
             return LocalSGD()
         return self.local_sgd
@@ -344,7 +344,7 @@ class DistributedStrategy:
 
 
 def strategy_of(given: DistributedStrategy | DistributeTranspilerConfig | None) -> DistributedStrategy:
-    """Return the given strategy, a default one for None, or one that wraps a transpiler's config.
+    """Return the given strategy; None gives a default strategy, and a transpiler's config is wrapped in one.
 
     Raises
     ------
@@ -505,7 +505,7 @@ def _create(mode: DistributedMode, fields: StrategyFields, **of_config: Any) -> 
 
 
 def _config_for(mode: DistributedMode, config: DistributeTranspilerConfig) -> DistributeTranspilerConfig:
-    """Return a config that requests the given mode, which may be the same object."""
+    """Return the config itself if it requests the given mode, or else a copy that does."""
     return config if config.asks_for() is mode else replace(config, **_FIELDS_OF_MODE[mode])
 
 

@@ -1,4 +1,4 @@
-"""Avoids the import of TorchDynamo by torch.optim unless the script compiles a function.
+"""Keeps torch.optim from importing TorchDynamo unless the script compiles a function.
 
 The first optimizer of a process imports ``torch._dynamo``, only to exclude some of its methods from
 compilation. The import takes much of the start-up time and memory of every trainer and server, most of which
@@ -38,7 +38,7 @@ def defer_dynamo() -> None:
 
 
 def direct_step(optimizer: Optimizer) -> Callable[[], object]:
-    """Return an optimizer's step function without its hooks, which run around the script's own step.
+    """Return an optimizer's step function without its hooks, which already run around the script's own step.
 
     The step function of a torch optimizer is called alone, without hooks, profiler marks and the import. A
     user-defined ``step`` is called unchanged, except for the hooks.

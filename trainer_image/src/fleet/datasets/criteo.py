@@ -150,7 +150,7 @@ class _Line:
 
 
 def hashed(categories: NDArray[np.uint64], hash_size: int) -> NDArray[np.int64]:
-    """Return the ids of categories, hashed together with their column.
+    """Return an id for each category, which is a hash of the category and its column.
 
     Parameters
     ----------

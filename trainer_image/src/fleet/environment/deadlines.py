@@ -11,7 +11,7 @@ __all__ = ["Deadlines", "count", "positive"]
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Time limits of a replica for its peers, and the interval of heartbeats."""
+    """A replica's time limits for its peers, and its heartbeat interval."""
 
     heartbeat_seconds: float = 2.0
     deadline_seconds: float = 180.0
@@ -43,7 +43,7 @@ class Deadlines:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> "Deadlines":
-        """Read the limits from environment variables; an unset variable means the default.
+        """Read the limits from environment variables, with the default for each unset variable.
 
         The variables are ``FLEET_HEARTBEAT_SECONDS``, ``FLAGS_rpc_deadline`` (in milliseconds) and
         ``FLEET_START_DEADLINE_SECONDS``.

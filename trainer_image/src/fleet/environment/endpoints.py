@@ -65,7 +65,7 @@ def endpoints_problem(endpoints: Sequence[str]) -> str | None:
 
 
 def _expanded(pattern: str) -> list[str]:
-    """Return the endpoints of a pattern with ranges, or the pattern itself if it has none or too many."""
+    """Return the endpoints of a pattern, or only the pattern if its ranges are missing, invalid or long."""
     ranges = [(int(first), int(last), int(stride or 0)) for first, last, stride in _RANGE.findall(pattern)]
     lengths = [last + 1 - first for first, last, _ in ranges]
     follows_none = bool(ranges) and ranges[0][2] > 0  # a stride without a previous range
@@ -80,7 +80,7 @@ def _expanded(pattern: str) -> list[str]:
 
 
 def _numbers(ranges: Sequence[tuple[int, int, int]], places: Sequence[int]) -> Iterator[int]:
-    """Yield the number at each range's index, plus the stride times the previous range's index."""
+    """Yield, for each range, the number at its index plus its stride times the previous range's index."""
     before = 0
     for (first, _, stride), place in zip(ranges, places, strict=True):
         yield first + place + stride * before

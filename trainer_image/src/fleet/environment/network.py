@@ -31,7 +31,7 @@ _IPV6 = Path("/proc/net/if_inet6")
 def choose_interface(
     host: str, port: int, environ: MutableMapping[str, str], patience_seconds: float = 0.0
 ) -> None:
-    """Make gloo and NCCL use the interface that routes to trainer 0 unless the environment names one.
+    """Unless the environment names an interface, make gloo and NCCL use the one that routes to trainer 0.
 
     Parameters
     ----------

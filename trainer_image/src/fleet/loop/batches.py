@@ -130,7 +130,7 @@ def length_of(batches: Iterable[Any]) -> int | None:
 
 
 def rest_of(batches: Iterable[Batch], made: int) -> Iterator[Batch]:
-    """Return an iterator over all batches except the first ones.
+    """Return an iterator over the batches that follow the first `made` ones.
 
     Parameters
     ----------

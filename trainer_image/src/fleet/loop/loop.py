@@ -111,7 +111,7 @@ class Loops:
         return base
 
     def end(self, base: int, steps: int | None) -> None:
-        """End a loop that began at step `base` and has `steps` steps; None if their number is unknown."""
+        """End a loop that began at step `base` and has `steps` steps (None if the number is unknown)."""
         self._covered = None if steps is None else base + steps
 
     def place(self, made: int) -> Place | None:
@@ -305,11 +305,11 @@ class LoopCalls(ABC):
     def _enter(
         self, loader: Iterable[Batch], start: int | None, rest: Callable[[], Iterator[Batch]]
     ) -> Callable[[], Iterator[Batch]]:
-        """Return a factory of iterators over an epoch's remaining batches or, after a step, over all."""
+        """Return a function that iterates over an epoch's remaining batches or, after a step, over all."""
         return lambda: rest() if self._steps_made() == start else iter(loader)
 
     def _compare_steps(self, epoch: int, before: int | None, expected: int) -> None:
-        """Warn once if an epoch's numbers of steps and batches differ, which would misplace a restart."""
+        """Warn once if an epoch has too many or too few steps, because a restart would then go wrong."""
         made = (self._steps_made() or 0) - (before or 0)
         if before is None or made == expected or self._warned:
             return

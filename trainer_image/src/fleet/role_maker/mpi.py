@@ -150,7 +150,7 @@ def _refuse_loopback(hosts: list[str], machines: list[str]) -> None:
 
 @contextlib.contextmanager
 def _own_place() -> Iterator[dict[str, Any]]:
-    """Yield this machine's name, its address for other machines, and a free port.
+    """Yield this machine's name, the address at which other machines reach it, and a free port.
 
     No other process of this machine gets the port while the block runs.
     """

@@ -55,7 +55,7 @@ class PaddleCloudRoleMaker(RoleMaker):
 
 
 def _alone(job: JobIdentity, *, collective: bool) -> Role:
-    """Return the role of a script that runs outside any job, such as in a debugger or a notebook."""
+    """Return the role of a script that runs outside any job, for example in a debugger or a notebook."""
     endpoint = f"{_LOOPBACK}:{_DEFAULT_PORT}"
     return Role(
         kind=RoleKind.WORKER,

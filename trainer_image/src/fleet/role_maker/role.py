@@ -188,7 +188,7 @@ class RoleMaker(ABC):
         return self.role.server_num
 
     def get_trainer_endpoints(self) -> list[str]:
-        """Return the trainers' endpoints; empty unless the job is collective."""
+        """Return the trainers' endpoints; the list is empty unless the job is collective."""
         return list(self.role.worker_endpoints)
 
     def get_pserver_endpoints(self) -> list[str]:

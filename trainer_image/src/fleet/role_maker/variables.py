@@ -124,7 +124,7 @@ class Variables:
 
 
 def key_of(variables: Variables) -> bytes:
-    """Return the key that the job's replicas share, from FLEET_JOB_KEY or the file FLEET_JOB_KEY_FILE.
+    """Return the key that a job's replicas share, from FLEET_JOB_KEY or the file named by FLEET_JOB_KEY_FILE.
 
     Returns
     -------
