@@ -1,4 +1,4 @@
-"""Benchmarks how long a checkpoint stalls training, and its memory, compared with torch.save.
+"""Benchmarks how long a checkpoint stalls training and how much memory it takes, against torch.save.
 
 ``python -m benchmarks.checkpoint_stall`` trains the model of 25 million parameters with Adam (300 MB of
 state) on one parameter server and one trainer, in sync mode over loopback, and saves checkpoints during
@@ -45,7 +45,7 @@ def _step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, data: torch.
 
 
 def _memory(pid: int, field: str) -> float:
-    """Return a memory field of a process's /proc status in MB."""
+    """Return the value, in MB, of a memory field in the file /proc/PID/status of a process."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024 / 1e6

@@ -47,7 +47,7 @@ def _numbers(pieces: Sequence[Sequence[Tensor]]) -> list[range]:
 
 
 class _Server:
-    """A server that adds up pieces as they arrive; the last trainer's piece triggers update and replies."""
+    """A server that sums pieces as they arrive; after the last trainer's piece, it updates and replies."""
 
     def __init__(self, config: Config) -> None:
         model = nn.Sequential(*build_layers(config.widths))

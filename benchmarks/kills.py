@@ -1,4 +1,4 @@
-"""Kills replicas of training jobs at random, and checks that the results stay bitwise identical.
+"""Kills replicas of training jobs at random, and checks that this does not change any bit of the results.
 
 ``python -m benchmarks.kills --json`` trains a small model synchronously with two parameter servers and two
 trainers, once without interruption and then in jobs whose servers and trainers it kills at random steps and
@@ -245,7 +245,7 @@ def show(summary: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run with the command-line options; exit with status 1 if the result of any job differs."""
+    """Run with the command-line options; exit with status 1 if kills changed the result of any job."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kills", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--kills", type=int, default=200, help="for each optimizer (default: %(default)s)")

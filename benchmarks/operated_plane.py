@@ -123,7 +123,7 @@ class OperatedPlane:
         return sum(self.plane.daemons.cpu_seconds().values())
 
     def create_bare(self, namespace: str, num_jobs: int, size: Size = SMALL) -> None:
-        """Create the objects of `num_jobs` equal jobs with the bare client."""
+        """Create the objects of `num_jobs` identical jobs with the bare client."""
         assert self._bare is not None
         assert self._bare.stdin is not None
         self._bare.stdin.write(f"{namespace} {num_jobs} {size.servers} {size.trainers}\n")

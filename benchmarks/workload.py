@@ -64,7 +64,7 @@ def build_layers(widths: tuple[int, ...] = WIDTHS) -> list[nn.Module]:
 
 
 def batch(index: int, widths: tuple[int, ...] = WIDTHS) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a trainer's inputs and labels; a step with a smaller batch uses the first ones."""
+    """Return a trainer's inputs and labels; a step with a smaller batch uses only the first samples."""
     generator = torch.Generator().manual_seed(index)
     inputs = torch.randn(MAX_BATCH, widths[0], generator=generator)
     return inputs, torch.randint(0, widths[-1], (MAX_BATCH,), generator=generator)

@@ -418,7 +418,7 @@ def _rules(rules: tuple[Rule, ...], *, servers: bool) -> str:
 
 
 def _when(rule: Rule, servers: bool) -> str:
-    """Return in bold the condition under which a rule applies, or an empty string if it always applies."""
+    """Return the condition of a rule, in bold, or an empty string if the rule always applies."""
     parts = [f"`{value}`" for value in rule.values]
     if servers and rule.modes != MODES:
         parts += rule.modes

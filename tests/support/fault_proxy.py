@@ -76,7 +76,7 @@ class Lost:
 
 @dataclass(frozen=True)
 class Held:
-    """A fault: the API server handles the request, but the response is held back until the test allows it."""
+    """A fault: the API server handles the request, but its response waits until the test releases it."""
 
     until: asyncio.Event
 

@@ -136,7 +136,7 @@ def _samples(random: np.random.Generator, variable: Any) -> list[Any]:
 
 
 def feeds(data: list[Any], trainers: list[int], steps: int = STEPS) -> Iterator[dict[str, Any]]:
-    """Draw the feed of each step, which concatenates the samples of the given trainers."""
+    """Draw each step's feed, which concatenates the samples of the given trainers."""
     random = np.random.default_rng(3)
     for _ in range(steps):
         drawn = [[_samples(random, variable) for variable in data] for _ in range(TRAINERS)]
@@ -226,7 +226,7 @@ def _replica(name: str, endpoints: list[str], own: str, trainer: int) -> dict[st
 
 
 def main(folder: Path) -> None:
-    """Run this replica of each case in turn."""
+    """Run this replica's share of the job of each case, one case after another."""
     server = os.environ["TRAINING_ROLE"] == "PSERVER"
     trainer = int(os.environ.get("PADDLE_TRAINER_ID", "0"))
     hosts = [endpoint.split(":") for endpoint in os.environ["PADDLE_PSERVERS_IP_PORT_LIST"].split(",")]

@@ -50,7 +50,7 @@ def ctr(
     distributed: bool = False,
     given: Callable[[list[Any]], list[Any]] | None = None,
 ) -> Model:
-    """Build a model whose inputs are dense counts, and ids that share one table; `given` can add a reader."""
+    """Build a model of dense counts, and of ids that share one table; `given` can add a reader."""
     dense = fluid.layers.data(name="dense_input", shape=[13], dtype="float32")
     sparse = [
         fluid.layers.data(name=f"C{slot}", shape=[1], lod_level=1, dtype="int64")

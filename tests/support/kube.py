@@ -234,7 +234,7 @@ class Namespace:
         return await self.until("pods", what, probe, seconds=seconds, labelSelector=f"{LABEL_JOB_NAME}={job}")
 
     async def until_running(self, job: str, *pods: str, seconds: float = WAIT_SECONDS) -> dict[str, Manifest]:
-        """Wait until a job has exactly the given pods and all of them run."""
+        """Wait until a job has exactly the given pods and all of them are running."""
         return await self.until_pods(
             job,
             f"{', '.join(pods)} running",

@@ -80,7 +80,7 @@ class Story:
         return [state for state, _ in itertools.groupby(states)]
 
     def runs(self, state: str, attempts: Manifest) -> bool:
-        """Return whether the job is in a state and exactly the given pods run, each in its given attempt."""
+        """Return whether the job has a state and exactly the given running pods, in the given attempts."""
         found = {name: attempt(pod) for name, pod in self.pods.items() if is_running(pod)}
         return self.status.get("state") == state and found == attempts and set(self.pods) == set(attempts)
 

@@ -1,4 +1,4 @@
-"""Twenty steps of paddlepaddle 1.8.5's optimizers, and fleet's optimizers with the same arguments."""
+"""Twenty recorded steps of paddlepaddle 1.8.5's optimizers, and equivalent optimizers of fleet."""
 
 import json
 from pathlib import Path

@@ -73,7 +73,7 @@ def pending(pod: ObservedPod, reason: str | None = None, message: str | None = N
 
 
 def describe(decided: Plan) -> list[str]:
-    """Return a plan as text, one line per part."""
+    """Return a plan as lines of text: its status, conditions, actions, events and next look."""
     status = decided.status
     counts = (
         f"pservers {status.columns.pservers} trainers {status.columns.trainers}"
@@ -112,7 +112,7 @@ def _describe_action(action: Action) -> str:
 
 
 class Story:
-    """A job whose status is carried from one plan to the next, as the engine does.
+    """A job whose status is carried over from one plan to the next, as in the engine.
 
     Each plan is made twice: once the status is written and nothing else has changed, the second plan must
     contain the same actions and no new events.

@@ -35,7 +35,7 @@ def choose_interface() -> None:
 
 
 def _interface_of(address: str) -> str | None:
-    """Return the interface that has an address, or None; an IPv4 address must be its interface's first."""
+    """Return the interface with an address, or None; only the first IPv4 address of each is considered."""
     import socket  # imported late, because every Python process runs this module
 
     if ":" in address:

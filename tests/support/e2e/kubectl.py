@@ -43,7 +43,7 @@ class Kubectl:
         return run(*self._command(*arguments), timeout=timeout, stdin=stdin)
 
     def within(self, namespace: str) -> Kubectl:
-        """Return a Kubectl of the same cluster and another namespace."""
+        """Return a `Kubectl` for another namespace of the same cluster."""
         return Kubectl(self.program, self.kubeconfig, namespace)
 
     def get(self, plural: str, **params: str) -> list[dict[str, Any]]:

@@ -84,7 +84,7 @@ if (_problem := problem_with(sys.modules[__name__], Path(__file__).parent)) is n
 
 
 def unknown_name(name: str, problem: str) -> AttributeError:
-    """Return the AttributeError for an unknown name, with a replacement if the name is one of Paddle's."""
+    """Return the AttributeError for an unknown name; for a name of Paddle's, it says what to use instead."""
     if name in _NOT_HERE:
         problem = f"fleet has no {name}: {_NOT_HERE[name]}"
     return AttributeError(problem, name=name, obj=None)  # of an obj, Python would add a guess of its own

@@ -145,7 +145,7 @@ def _worker_role(index: int) -> dict[str, str]:
 
 
 def _print_programs(started: Sequence[Command]) -> int:
-    """Run each server, and then worker 0, to print its programs; return the exit status."""
+    """Run each server, and then worker 0, only to print their programs; return the exit status."""
     for command in started:
         if not command.is_server and command.name != "worker 0":
             continue

@@ -65,7 +65,7 @@ def endpoints_problem(endpoints: Sequence[str]) -> str | None:
 
 
 def _expanded(pattern: str) -> list[str]:
-    """Return the endpoints of a pattern, or only the pattern if its ranges are missing, invalid or long."""
+    """Return a pattern's endpoints, or the pattern alone if it has no valid range or too many endpoints."""
     ranges = [(int(first), int(last), int(stride or 0)) for first, last, stride in _RANGE.findall(pattern)]
     lengths = [last + 1 - first for first, last, _ in ranges]
     follows_none = bool(ranges) and ranges[0][2] > 0  # a stride without a previous range

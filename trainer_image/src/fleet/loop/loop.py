@@ -305,7 +305,7 @@ class LoopCalls(ABC):
     def _enter(
         self, loader: Iterable[Batch], start: int | None, rest: Callable[[], Iterator[Batch]]
     ) -> Callable[[], Iterator[Batch]]:
-        """Return a function that iterates over an epoch's remaining batches or, after a step, over all."""
+        """Return a function that iterates over the remaining batches or, after a step, over all batches."""
         return lambda: rest() if self._steps_made() == start else iter(loader)
 
     def _compare_steps(self, epoch: int, before: int | None, expected: int) -> None:
@@ -348,7 +348,7 @@ def _entry_of(loader: Iterable[Any], order: Order, epochs: int, start: int, per_
 
 
 def _entry_by_reading(loader: Iterable[Any], order: Order, epochs: int, start: int, per_step: int) -> _Entry:
-    """Return the position after `start` steps of a loader without a length, by reading its batches."""
+    """Read batches of a loader without a length to find the position after `start` steps."""
     made: list[int] = []
     while start > sum(made) and len(made) < epochs:
         order.begin(len(made))
