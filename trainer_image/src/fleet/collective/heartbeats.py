@@ -32,7 +32,7 @@ class WaitKind(StrEnum):
 
 @dataclass(frozen=True)
 class TrainerState:
-    """A snapshot of one trainer: its numbers of calls and exchanges, and its current wait.
+    """A snapshot of one trainer: the numbers of calls and exchanges it has begun, and its current wait.
 
     Attributes
     ----------
@@ -127,7 +127,7 @@ class Cohort:
 
 @dataclass(frozen=True)
 class Report:
-    """The state of all trainers as seen by one of them, the observer, at one of its heartbeats.
+    """The state of all trainers, as one of them, the observer, saw it at one of its heartbeats.
 
     Attributes
     ----------

@@ -74,7 +74,7 @@ class ParameterAverager(Synchronizer):
 
     @property
     def step_of_gradients(self) -> int:
-        """The number of the step that will use the current gradients, counted in steps, not in passes."""
+        """The number of the step that will use the current gradients; steps are counted instead of passes."""
         return self.steps.number
 
     def on_step(self, groups: Sequence[Mapping[str, Any]]) -> None:
