@@ -77,7 +77,7 @@ class TextExchange:
         return {int(rank): text for rank, text in chosen.items()} | {self._world.rank: ours}
 
     def leave(self, point: str) -> None:
-        """Announce that this trainer has passed a point; on trainer 0, wait for all trainers."""
+        """Announce that this trainer has passed `point`; trainer 0 then waits until all trainers have."""
         self._store.set(f"{point}/{self._world.rank}", "")
         if self._world.rank == 0 and not self._world.launcher_has_store:
             with contextlib.suppress(dist.DistError):  # a trainer that has ended has passed the point as well

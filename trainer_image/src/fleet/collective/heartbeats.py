@@ -49,12 +49,12 @@ class TrainerState:
     what: str = ""
 
     def begin(self, what: str, kind: WaitKind) -> "TrainerState":
-        """Return the state after this trainer has started to wait."""
+        """Return the state of this trainer after it has started to wait."""
         calls, exchanges = self.calls + (kind is WaitKind.CALL), self.exchanges + (kind is WaitKind.EXCHANGE)
         return TrainerState(calls, exchanges, kind, what)
 
     def end(self) -> "TrainerState":
-        """Return the state after the wait."""
+        """Return the state of this trainer after its wait has ended."""
         return replace(self, kind=WaitKind.OTHER, what="")
 
     def to_text(self) -> str:

@@ -88,7 +88,7 @@ class World:
 
 
 def find_world(role: "Role", environ: Mapping[str, str]) -> World:
-    """Return the world, with the store at ``MASTER_ADDR:MASTER_PORT`` or else at trainer 0's endpoint.
+    """Return the world, whose store is at ``MASTER_ADDR:MASTER_PORT`` or else at trainer 0's endpoint.
 
     Raises
     ------

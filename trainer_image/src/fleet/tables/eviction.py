@@ -241,7 +241,7 @@ class LowestScore:
         return _beyond_capacity(self.capacity, rows.shard, order)
 
     def _scores(self, marks: Marks, last: NDArray[np.int32], step: int) -> NDArray[np.float32]:
-        """Return the rows' scores at a step; a score decays from its row's last update."""
+        """Return the rows' scores at a step; each score decays after its row's last update."""
         if self.decay == 1.0:
             return marks["score"]
         ages = (step - last).astype(np.float32)

@@ -154,7 +154,7 @@ class GeoRows:
         self._agreed.load(TableRows(ids, values, {}))
 
     def _all_touched(self) -> NDArray[np.int64]:
-        """Return the distinct ids updated since the last exchange, sorted."""
+        """Return the sorted distinct ids of rows updated since the last exchange."""
         return np.unique(np.concatenate(self._touched))
 
 

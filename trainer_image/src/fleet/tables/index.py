@@ -101,7 +101,7 @@ class RowNumbers:
             yield np.flatnonzero(used[begin : begin + _ROWS_AT_ONCE]) + begin
 
     def items(self) -> tuple[Ids, Rows]:
-        """Return all ids that have a row, sorted, and their row numbers."""
+        """Return the ids of all rows in ascending order, and their row numbers."""
         rows = np.concatenate([np.zeros(0, dtype=np.int64), *self.chunks()])
         ids = self.ids[rows]
         order = np.argsort(ids)
@@ -409,7 +409,7 @@ class IdMap:
         self._index.remove(ids)
 
     def items(self) -> tuple[Ids, NDArray[np.int32]]:
-        """Return all ids, sorted, and their values."""
+        """Return all ids in ascending order, and their values."""
         ids, rows = self._index.numbers.items()
         return ids, self._values[rows]
 

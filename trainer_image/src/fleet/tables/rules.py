@@ -259,7 +259,7 @@ class _PaddleRule:
         return {name: each.default for name, each in parameters.items() if name != "params"}
 
     def every_row(self, options: Mapping[str, Any]) -> bool:
-        """Return whether an update changes rows without a gradient, or their state."""
+        """Return whether an update changes the values or the state of rows without a gradient."""
         return self.optimizer.dense(options)
 
     def step(self, rows: Rows, options: Mapping[str, Any], step: int) -> None:
