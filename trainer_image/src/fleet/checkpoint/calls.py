@@ -1,4 +1,4 @@
-"""Public methods that save, load and export, with Paddle's signatures and shorter forms."""
+"""The public methods for saving, loading and exporting, with Paddle's signatures and shorter forms."""
 
 import os
 from abc import ABC, abstractmethod
@@ -61,7 +61,7 @@ class SavingCalls(ABC):
         """Return whether this process is trainer 0, which saves for all trainers."""
 
     def _before_export(self, call: str) -> None:  # noqa: B027 (optional: servers hold a single model)
-        """Average the trainers' models if they may differ; a collective call of all trainers."""
+        """Average the trainers' models if they may differ; every trainer must call this."""
 
     def _load(self, directory: str, program: "Program | None") -> TrainStatus | None:
         return self._training(program).load(directory)
@@ -364,7 +364,7 @@ def _directory_of(call: str, executor: Any, dirname: Any, default: str | None = 
 
 
 def _status_of(call: str, status: object) -> TrainStatus:
-    """Return the given status, or a new one for None; raise ConfigurationError if it cannot be restored."""
+    """Return `status`, or a new one if it is None; raise ConfigurationError if its values are invalid."""
     if status is None:
         return TrainStatus()
     if not isinstance(status, TrainStatus):

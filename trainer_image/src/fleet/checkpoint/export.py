@@ -1,4 +1,4 @@
-"""Export for other programs: a model's state dict, or a checkpoint's tables as files of ids and rows.
+"""Exporting for other programs: a model's state dict, or a checkpoint's tables as files of ids and rows.
 
 Only a table's ids are read all at once, because its rows may be larger than memory.
 """
@@ -156,7 +156,7 @@ def export_tables(
 
 
 def write_table_file(path: Path, rows: "Snapshot | _SavedTable", dtype: torch.dtype = torch.float32) -> None:
-    """Write rows to a safetensors file, with one part in memory at a time.
+    """Write rows to a safetensors file, keeping only one part in memory at a time.
 
     The file has ``ids``, int64[n], and ``rows``, of `dtype` and shape [n, dimension], in no particular order.
     ``removed``, int64[m], are the ids whose rows were removed since the step ``since`` in its metadata.

@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 def leave_mark(environ: Mapping[str, str], completed: Collection[int]) -> None:
-    """Write the marker that these trainers have completed; log a warning if the write fails."""
+    """Write a marker that lists the trainers that have completed; log a warning if the write fails."""
     training = _training(environ)
     if training is None:
         return
@@ -90,7 +90,7 @@ def end_if_finished(environ: Mapping[str, str], trainer: int | None = None) -> N
 
 
 def _training(environ: Mapping[str, str]) -> tuple[Path, dict[str, Any]] | None:
-    """Return the folder and the identity of this training run; None if no operator started the job."""
+    """Return this training run's folder and identity, or None if the job was not started by an operator."""
     folder, uid, life = (
         environ.get(name) for name in ("FLEET_CHECKPOINT_DIR", "FLEET_JOB_UID", "FLEET_LIFE")
     )

@@ -53,7 +53,7 @@ def list_numbers(folder: Path) -> list[int]:
 
 
 def find_checkpoint(folder: Path, read: Callable[[Checkpoint], object] = bool) -> Checkpoint | None:
-    """Return a folder's newest complete checkpoint, which may be the folder itself, or None.
+    """Return a folder's newest complete checkpoint, or None; the folder may itself be a checkpoint.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint, which lists its files with their contents and digests."""
+"""The manifest of a checkpoint, which lists the contents and digest of each file."""
 
 import hashlib
 import json
@@ -66,7 +66,7 @@ class BlockRecord:
 
 @dataclass(frozen=True, slots=True)
 class BaseRecord:
-    """A manifest entry for the full checkpoint to which an incremental file of rows refers."""
+    """A manifest entry for the full checkpoint on which an incremental file of rows is based."""
 
     directory: str
     """Its directory name, in the same folder."""
@@ -196,7 +196,7 @@ class Manifest:
         return frozenset(base for base in found if base is not None)
 
     def to_json(self) -> str:
-        """Return the manifest as JSON, with a digest of itself."""
+        """Return the manifest as JSON that includes a digest of all other fields."""
         fields = asdict(self)
         return json.dumps({**fields, "sha256": _digest(fields)}, indent=1) + "\n"
 

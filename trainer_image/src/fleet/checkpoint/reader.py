@@ -1,4 +1,4 @@
-"""A reader of checkpoints: returns any range of a parameter, regardless of how the parameter was sliced.
+"""A reader of checkpoints that returns any range of a parameter, however the parameter was sliced.
 
 A process reads only the files that it needs, and verifies size and digest of each before it uses the content.
 Every error names the file.
@@ -129,11 +129,11 @@ class Checkpoint:
 
     @property
     def has_state(self) -> bool:
-        """True if the shards contain optimizer state of parameters."""
+        """True if the shards contain optimizer state for parameters."""
         return any(block.state for records in self._records.values() for block, _ in records)
 
     def check(self, facts: Mapping[str, str], *, trainers_step: bool = False) -> None:
-        """Check that the checkpoint belongs to the same model and optimizer.
+        """Check that the checkpoint matches this process's model and optimizer.
 
         Parameters
         ----------
@@ -229,7 +229,7 @@ class Checkpoint:
             self.part_of(trainer)
 
     def files_with(self, spans: Iterable[tuple[str, int, int]]) -> list[FileRecord]:
-        """Return the files with the given ranges of parameters, and this directory's trainer parts.
+        """Return the files with the given ranges of parameters, and the trainer parts in this directory.
 
         Parameters
         ----------
@@ -259,7 +259,7 @@ class Checkpoint:
     def verify(
         self, known: MutableMapping[tuple[int, ...], str], spans: Iterable[tuple[str, int, int]]
     ) -> None:
-        """Verify the digests of the table rows in this directory, and of the files from `files_with`.
+        """Verify the digests of this directory's table rows and of the files that `files_with` returns.
 
         Parameters
         ----------
@@ -395,7 +395,7 @@ class Checkpoint:
 def check_files(
     files: Iterable[tuple[Checkpoint, FileRecord]], check: Callable[[Checkpoint, FileRecord], object]
 ) -> None:
-    """Apply a check to each file; if any fail, raise one error with all messages.
+    """Apply a check to each file; if any check fails, raise one error with all messages.
 
     Raises
     ------

@@ -190,7 +190,7 @@ class Saver(ABC):
 
     @contextlib.contextmanager
     def _skip_if_full(self, directory: str) -> Iterator[None]:
-        """Skip the save within the block, with a warning, if disk space or file descriptors run out."""
+        """Skip a save in the `with` block, with a warning, if disk space or file descriptors run out."""
         try:
             # A save must be able to open its files even if the script has used up all other descriptors.
             with for_saves.lent():

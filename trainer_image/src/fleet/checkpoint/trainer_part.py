@@ -308,7 +308,7 @@ def _laid_out_as(parameter: Tensor, kept: Any) -> Any:
 
 
 def _encode_rows(rows: OwnRows, tensors: dict[str, Tensor]) -> dict[str, list[str]]:
-    """Add row state to a file's tensors; return the names of the state entries of each table."""
+    """Add the rows' state to `tensors`; return the names of each table's state entries."""
     for name, found in rows.tables.items():
         tensors[f"rows.{name}.ids"] = torch.from_numpy(found.ids)
         tensors.update({f"rows.{name}.state.{entry}": state for entry, state in found.state.items()})
@@ -366,7 +366,7 @@ def _buffers_of(module: Module | None) -> dict[str, Tensor]:
 
 
 def _parameters_in_no_shard(source: Source) -> dict[str, Tensor]:
-    """Return the parameters that the module's state dict contains and no server stores.
+    """Return the parameters that are in the module's state dict but not on any server.
 
     A script may leave parameters out of the state dict, such as a large model that it loads from elsewhere;
     the checkpoint leaves them out as well.

@@ -102,7 +102,7 @@ def write_trainer_part(
 
 
 def announce(path: Path, save_name: str) -> None:
-    """Record a file in its own manifest before writing it, so that cleanup finds it after an interruption."""
+    """Record a file in a separate manifest before writing it, to allow cleanup after an interruption."""
     begun = Manifest(save_name, 0, {}, (FileRecord(path.name, 0, ""),)).to_json()
     write_bytes(path.with_name(path.name + BEGUN_SUFFIX), begun.encode())
 
@@ -142,7 +142,7 @@ def is_written(directory: Path, file: FileRecord) -> bool:
 
 
 def tidy(directory: Path) -> None:
-    """Remove files that the manifest does not list: files of the replaced save and of interrupted saves.
+    """Remove files that the manifest does not list, left by the replaced save or by interrupted saves.
 
     Raises
     ------
@@ -230,7 +230,7 @@ def _demote_replaced(folder: int, path: str) -> None:
 
 
 def _remove(folder: int, path: str, kept: set[str]) -> None:
-    """Remove all files that the manifests in an open directory list, except those in `kept`.
+    """Remove all files that are listed in the manifests of an open directory, except those in `kept`.
 
     The manifests are removed last: if this process is killed, the next one can still find the files.
     """
@@ -258,7 +258,7 @@ def _final_name(name: str) -> str:
 
 
 def _files_named_by(folder: int, name: str, path: str) -> set[str]:
-    """Return the files that a manifest lists, and the manifest; an empty set if it is not a manifest."""
+    """Return the names of a manifest and of the files that it lists; for any other file, an empty set."""
     if name not in _MANIFESTS and not name.endswith(BEGUN_SUFFIX):
         return set()
     try:

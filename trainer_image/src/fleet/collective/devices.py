@@ -94,7 +94,7 @@ def local_facts(environ: Mapping[str, str]) -> Facts:
 
 
 def gpu_number(environ: Mapping[str, str], count: int) -> int | None:
-    """Return the index of this process's own GPU among `count` visible GPUs, or None if there is none.
+    """Return the index of this process's own GPU among `count` visible GPUs, or None if it has none.
 
     Raises
     ------
@@ -115,7 +115,7 @@ def gpu_number(environ: Mapping[str, str], count: int) -> int | None:
 
 
 def difference(facts: Mapping[int, Facts], rank: int) -> tuple[int, str] | None:
-    """Return the first trainer whose versions differ from trainer `rank`'s, with a description, or None."""
+    """Return the first trainer whose versions differ from trainer `rank`'s, and the difference, or None."""
     ours = facts[rank]
     for other, theirs in facts.items():
         if theirs.torch != ours.torch:
@@ -126,7 +126,7 @@ def difference(facts: Mapping[int, Facts], rank: int) -> tuple[int, str] | None:
 
 
 def samples(facts: Mapping[int, Facts]) -> dict[int, Facts]:
-    """Return a small subset of the trainers' facts that leads to the same decisions as all of them.
+    """Return a small subset of the trainers' facts that leads to the same decisions as the full set.
 
     These are the first trainers with each version and GPU model, and those that rule out NCCL. They are few
     even if each of many GPUs has its own UUID.
@@ -147,7 +147,7 @@ def why_not_nccl(facts: Mapping[int, Facts]) -> str:
 
 
 def _without_own_gpu(facts: Mapping[int, Facts]) -> list[int]:
-    """Return the first trainer without a GPU, or the first two that share one; empty if each has its own."""
+    """Return the first trainer without a GPU or the first two that share one; otherwise an empty list."""
     owners: dict[str, int] = {}
     for rank, each in facts.items():
         if not each.gpu:
@@ -216,7 +216,7 @@ class Marks:
 
 
 def own_fault(error: BaseException) -> str:
-    """Return advice for an error of this trainer's own device; empty if another trainer may be the cause.
+    """Return advice if this trainer's own device failed; an empty string if another trainer may be the cause.
 
     torch raises both kinds of errors from the same calls, because an error of this device may come from any
     earlier kernel.

@@ -262,7 +262,7 @@ class GradientAverager(Synchronizer):
 
     @property
     def order(self) -> GradientOrder | None:
-        """The order in which gradients are sent, where None stands for the flags; see `Synchronizer`."""
+        """The order in which gradients are sent, with None in place of the flags; see `Synchronizer`."""
         order, unused = self._reducer.order, self._reducer.once_unused
         if order is None:
             return None
@@ -345,7 +345,7 @@ class GradientAverager(Synchronizer):
         self._reducer.begin()
 
     def remaining_gradients(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return the leaves that the pass has not reached, each with its gradient for the reducer."""
+        """Return the flags and the parameters not reached by the pass, with gradients for the reducer."""
         flags = self._reducer.flags
         absent = [position for position, each in enumerate(self._parameters) if each.grad is None]
         missing = [each for position, each in enumerate(self._parameters) if position not in self._arrived]

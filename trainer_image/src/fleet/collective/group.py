@@ -65,7 +65,7 @@ class TextExchange:
         self._patience = timedelta(seconds=patience_seconds)
 
     def choose(self, key: str, ours: str, choose: Chooser) -> dict[int, str]:
-        """Publish this trainer's string; return it together with the strings that trainer 0 selects."""
+        """Publish this trainer's string; return it and the strings that trainer 0 selects, by rank."""
         self._store.set(f"{key}/{self._world.rank}", ours)
         if self._world.rank == 0:
             found = self._store.multi_get([f"{key}/{rank}" for rank in range(self._world.size)])
@@ -77,7 +77,7 @@ class TextExchange:
         return {int(rank): text for rank, text in chosen.items()} | {self._world.rank: ours}
 
     def leave(self, point: str) -> None:
-        """Announce that this trainer has passed a point; on trainer 0, wait for all trainers."""
+        """Announce that this trainer has passed `point`; trainer 0 then waits until all trainers have."""
         self._store.set(f"{point}/{self._world.rank}", "")
         if self._world.rank == 0 and not self._world.launcher_has_store:
             with contextlib.suppress(dist.DistError):  # a trainer that has ended has passed the point as well
@@ -187,7 +187,7 @@ class Group:
         return group
 
     def close(self) -> None:
-        """Disconnect after all trainers have called this, because they need trainer 0's store until then."""
+        """Wait until every trainer has called this, because all need trainer 0's store; then disconnect."""
         self.barrier("stop_worker()")
         # Before the connections close: from here on, no trainer waits for another, so a missing heartbeat
         # means nothing.
@@ -220,7 +220,7 @@ class Group:
             dist.all_reduce(values, _OPERATIONS[operation], group=self._calls, async_op=True).wait()
 
     def agree(self, key: str, value: str) -> dict[int, str]:
-        """Compare a value across trainers; return this trainer's and, if any differ, up to two others.
+        """Compare a value across trainers; return this trainer's value and, if any differ, up to two others.
 
         The others are trainer 0's value and the first value that differs from trainer 0's. Each trainer
         therefore receives a value that differs from its own, if there is one.
@@ -295,7 +295,7 @@ class Group:
     def waiting(
         self, what: str, kind: WaitKind = WaitKind.OTHER, device: torch.device | None = None
     ) -> Iterator[None]:
-        """Monitor a block that exchanges tensors on a device; see `Watchdog.waiting`.
+        """Monitor a `with` block that exchanges tensors on a device; see `Watchdog.waiting`.
 
         On a GPU the block ends immediately, and the watchdog monitors the device's wait.
         """
@@ -385,7 +385,7 @@ def _two_unlike(texts: Mapping[int, str]) -> set[int]:
 
 @contextlib.contextmanager
 def _logging_the_interface(environ: Mapping[str, str]) -> Iterator[None]:
-    """Log the network interface if connecting takes long: other trainers may be unable to reach it."""
+    """If connecting takes long, log the network interface, which other trainers may be unable to reach."""
     interface = environ.get("GLOO_SOCKET_IFNAME", "")
     by = f"the interface {interface!r}" if interface else "the interface of this host's name"
     text = (
@@ -408,7 +408,7 @@ def _end_this_thread(error: FleetError) -> None:
 
 
 def _sockets() -> set[tuple[int, int]]:
-    """Return the descriptor and inode of every socket of this process; empty if /proc is missing."""
+    """Return the descriptor and inode of each socket of this process, or an empty set if not on Linux."""
     found: set[tuple[int, int]] = set()
     if sys.platform != "linux":
         return found

@@ -32,7 +32,7 @@ class WaitKind(StrEnum):
 
 @dataclass(frozen=True)
 class TrainerState:
-    """A snapshot of one trainer: its numbers of calls and exchanges, and its current wait.
+    """A snapshot of one trainer: the numbers of calls and exchanges it has begun, and its current wait.
 
     Attributes
     ----------
@@ -49,12 +49,12 @@ class TrainerState:
     what: str = ""
 
     def begin(self, what: str, kind: WaitKind) -> "TrainerState":
-        """Return the state after this trainer has started to wait."""
+        """Return the state of this trainer after it has started to wait."""
         calls, exchanges = self.calls + (kind is WaitKind.CALL), self.exchanges + (kind is WaitKind.EXCHANGE)
         return TrainerState(calls, exchanges, kind, what)
 
     def end(self) -> "TrainerState":
-        """Return the state after the wait."""
+        """Return the state of this trainer after its wait has ended."""
         return replace(self, kind=WaitKind.OTHER, what="")
 
     def to_text(self) -> str:
@@ -127,7 +127,7 @@ class Cohort:
 
 @dataclass(frozen=True)
 class Report:
-    """The state of all trainers as seen by one of them, the observer, at one of its heartbeats.
+    """The state of all trainers, as one of them, the observer, saw it at one of its heartbeats.
 
     Attributes
     ----------

@@ -74,7 +74,7 @@ class ParameterAverager(Synchronizer):
 
     @property
     def step_of_gradients(self) -> int:
-        """The number of the step that will use the current gradients, counted in steps, not in passes."""
+        """The number of the step that will use the current gradients; steps are counted instead of passes."""
         return self.steps.number
 
     def on_step(self, groups: Sequence[Mapping[str, Any]]) -> None:
@@ -152,7 +152,7 @@ class ParameterAverager(Synchronizer):
 
 
 def _is_averaged(key: str, value: torch.Tensor, parameter: torch.Tensor) -> bool:
-    """Return True if an entry of the optimizer's state depends on gradients, unlike a step count."""
+    """Return True if an entry of the optimizer's state depends on gradients, as a momentum does."""
     like_the_parameter = value.shape == parameter.shape and key != "step"
     return (value.is_floating_point() or value.is_complex()) and (value.dim() > 0 or like_the_parameter)
 

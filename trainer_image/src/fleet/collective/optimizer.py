@@ -31,7 +31,7 @@ class Distributed:
     fleet_minimize: Callable[..., None]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Copy and pickle as the script's optimizer class; the gradients of a copy are not averaged."""
+        """Copy and pickle as an object of the script's optimizer class; a copy does not average gradients."""
         return object.__new__, (type(self).__bases__[1],), cast("Any", self).__getstate__()
 
     @contextlib.contextmanager

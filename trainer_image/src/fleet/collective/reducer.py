@@ -1,4 +1,4 @@
-"""Applies torch's reducer to an optimizer's parameters, however the script calls its model.
+"""Applies torch's reducer to an optimizer's parameters, independently of how the script calls its model.
 
 It is the reducer of `torch.nn.parallel.DistributedDataParallel`, over a module that holds the parameters and
 computes nothing. DistributedDataParallel prepares its reducer around the model's forward pass; here this
@@ -43,7 +43,7 @@ Compression = Callable[[dist.ProcessGroup | None], CommHook]
 
 
 class Flags:
-    """A leaf that is averaged like a parameter's gradient and carries control data between trainers.
+    """A leaf tensor whose gradient carries control data and is averaged like the parameters' gradients.
 
     A reducer returns only averages, so every element is 0 or 1. There is one element for each parameter,
     which is 1 if this trainer has a gradient of the parameter, and one for each bit of a number. All trainers
@@ -100,7 +100,7 @@ class Flags:
         return {position for position, average in zip(positions, averages, strict=True) if average == 0}
 
     def are_equal(self) -> bool:
-        """Return False if the flags received so far show that the trainers' numbers differ."""
+        """Return False if the flags received so far show that trainers sent different numbers."""
         if is_capturing(self.leaf.device):
             return True
         self._bits.append(self._copied())
@@ -128,7 +128,7 @@ class Flags:
 
 
 class Buckets:
-    """torch's reducer for the given leaves, whose gradients become views of its buckets.
+    """torch's reducer for the given leaf tensors, whose gradients become views of its buckets.
 
     Parameters
     ----------
@@ -173,7 +173,7 @@ class Buckets:
         """True once the buckets follow the order in which gradients arrive."""
 
     def fits(self) -> bool:
-        """Return False if a leaf's dtype, device or layout has changed, as when the model has moved."""
+        """Return whether all leaves still have the dtypes, devices and layouts that the buckets expect."""
         return self._current_forms() == self._forms
 
     # A gradient hook runs without grad mode, in which DistributedDataParallel does not prepare its reducer.
@@ -207,7 +207,7 @@ class Buckets:
 
 
 class _Holder(torch.nn.Module):
-    """A module whose leaves may be any tensors that an optimizer accepts."""
+    """A module whose parameters may be any leaf tensors that an optimizer accepts."""
 
     def __init__(self, leaves: Sequence[torch.Tensor]) -> None:
         super().__init__()
@@ -285,7 +285,7 @@ class Reducer:
 
     @property
     def order(self) -> list[int] | None:
-        """The positions of parameters, and `FLAGS`, in the order of the buckets.
+        """The positions of the parameters, and `FLAGS`, in the order in which the buckets contain them.
 
         None if the next pass determines the order; that pass sends all of them in one bucket.
         """
@@ -360,7 +360,7 @@ class Reducer:
 
 @contextlib.contextmanager
 def _trainable(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Unfreeze parameters within the block, because torch's reducer ignores frozen ones when it is built."""
+    """Unfreeze parameters in the `with` block; the reducer ignores any that are frozen when it is built."""
     frozen = [each for each in parameters if not each.requires_grad]
     for each in frozen:
         each.requires_grad_(True)

@@ -68,7 +68,7 @@ class JoinWait:
 
     @property
     def left(self) -> float:
-        """The seconds until the time limit, at least 0."""
+        """The seconds that remain until the time limit; 0 after it."""
         return max(0.0, self._limit - self.seconds)
 
     def is_over(self, who: str) -> bool:
@@ -137,7 +137,7 @@ def join(world: World, store: Store, wait: JoinWait) -> None:
 
 
 def shared_world(world: World, store: Store) -> World:
-    """Return the world, without its endpoints if a launcher has ordered the ranks differently.
+    """Return the world; omit its endpoints if a launcher has ordered the ranks differently.
 
     This is known once all trainers have joined the launcher's store.
     """
@@ -185,7 +185,7 @@ def _are_as_listed(world: World, store: Store) -> bool:
 
 
 def _check_machine(world: World) -> None:
-    """Raise an error if the job has no key and a trainer is on another machine, which could never connect.
+    """Raise an error if trainers on several machines need the job's key to connect, but there is none.
 
     Checks the hosts of trainer 0 and of the last trainer: endpoints are listed by machine, so if there are
     several machines, one of the two hosts is on another machine than this trainer. A host that does not

@@ -38,14 +38,14 @@ Groups = Sequence[Mapping[str, Any]]
 
 
 def after_average(number: int) -> str:
-    """Describe when a step was made, for training that averages gradients."""
+    """Describe what preceded a step, for messages in training that averages gradients."""
     if number == 0:
         return "before any gradients were averaged"
     return f"after the average of step {number - 1}'s gradients"
 
 
 def after_steps(number: int) -> str:
-    """Describe when a step was made, for training that averages parameters."""
+    """Describe what preceded a step, for messages in training that averages parameters."""
     return f"after {number} step{'' if number == 1 else 's'}" if number else "before any other"
 
 
@@ -67,7 +67,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Account:
-    """The number of steps that a trainer has made or skipped, with their digest and the most recent steps."""
+    """The number of steps that a trainer has made or skipped, their digest, and the most recent steps."""
 
     count: int
     digest: int
@@ -111,7 +111,7 @@ class Steps:
         self._recent: deque[Step] = deque(maxlen=_RECENT)
 
     def record(self, groups: Groups | None) -> None:
-        """Record a step with its hyper-parameters; None stands for gradients cleared without a step."""
+        """Record a step's hyper-parameters, or None if gradients were cleared without a step."""
         self._count += 1
         self._recent.append(Step(self.number, groups))
         self.digest = zlib.crc32(f"{self.number} {groups}".encode(), self.digest)
@@ -150,7 +150,7 @@ def hyper_parameters(optimizer: "torch.optim.Optimizer") -> list[dict[str, Any]]
 def difference(
     accounts: Mapping[int, Account], rank: int, after: Callable[[int], str] = after_average
 ) -> tuple[int, str] | None:
-    """Return the first trainer whose steps differ from trainer `rank`'s, with a description, or None.
+    """Return the first trainer whose steps differ from trainer `rank`'s, and the difference, or None.
 
     Parameters
     ----------
@@ -183,7 +183,7 @@ def _known_from(account: Account) -> int:
 
 
 def _other_number(theirs: Account, ours: Account, rank: int, first: int) -> tuple[int, str, str] | None:
-    """Return the first point at which numbers of steps differ, with a description of both, or None."""
+    """Return where the numbers of steps first differ, with a description of each number, or None."""
     found, expected = (
         Counter((step.before, step.groups is None) for step in each.recent) for each in (theirs, ours)
     )

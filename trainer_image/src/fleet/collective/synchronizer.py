@@ -46,7 +46,7 @@ class Synchronizer:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Accumulate gradients locally within the block; the next backward pass averages the sums."""
+        """Accumulate gradients locally in the `with` block; the next backward pass averages the sums."""
         before, self._paused = self._paused, True
         try:
             yield
@@ -113,7 +113,7 @@ class PassEnd:
 
 
 def refuse_reentrant() -> None:
-    """Raise an error in a nested pass of torch.utils.checkpoint: each pass would exchange all gradients."""
+    """Raise an error in a nested pass of torch.utils.checkpoint, as it would exchange all gradients again."""
     frame = sys._getframe()  # noqa: SLF001
     while (caller := frame.f_back) is not None:
         if caller.f_code is _REENTRANT:

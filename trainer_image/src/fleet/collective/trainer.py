@@ -203,7 +203,7 @@ class Trainer:
             copies.push("fleet.push_parameters")
 
     def equalize(self, call: str) -> None:
-        """Average the parameters if the trainers' copies differ; every trainer must then call this.
+        """Average the parameters if the trainers' copies differ, in which case every trainer must call this.
 
         Parameters
         ----------

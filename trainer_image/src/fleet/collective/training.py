@@ -236,7 +236,7 @@ class CollectiveTraining(Saver):
         return part.status
 
     def _shared(self, folder: Path, source: Source) -> tuple[list[Checkpoint], list[str]]:
-        """Return the checkpoints visible to all trainers, newest first, and the damage in the others."""
+        """Return the checkpoints that all trainers can see, newest first, and the reasons to skip others."""
 
         def check(checkpoint: Checkpoint) -> None:
             files = ((checkpoint, file) for file in checkpoint.files_with(_spans(source)))

@@ -193,7 +193,7 @@ class Heartbeats:
         )
 
     def _publish(self, expected: str, report: Report, now: float) -> bool:
-        """Publish a report if the current one is as expected; return whether the new report is current."""
+        """Replace the current report if it is the expected one; return whether the new report is current."""
         text = report.to_text()
         there = self._exchange(_REPORT, expected, text)
         if there != self._text:
@@ -206,7 +206,7 @@ class Heartbeats:
         return {rank: Heartbeat.from_text(text.decode()) for rank, text in zip(ranks, found, strict=True)}
 
     def _exchange(self, key: str, expected: str, text: str) -> str:
-        """Set a key if its value is missing or as expected; return the key's current value."""
+        """Set a key whose value is missing or equals `expected`; return the key's resulting value."""
         with self._one_call():
             return self._store.compare_set(key, expected, text).decode()
 
@@ -222,7 +222,7 @@ class Heartbeats:
 
 
 class _Wait(NamedTuple):
-    """A wait of this trainer; `is_over` returns True once a wait that continues on a GPU has ended."""
+    """A wait of this trainer; if it continues on a GPU, `is_over` returns whether it has ended."""
 
     state: TrainerState
     since: float
@@ -281,7 +281,7 @@ class Watchdog:
     def waiting(
         self, what: str, kind: WaitKind = WaitKind.OTHER, until: Callable[[], bool] | None = None
     ) -> Iterator[None]:
-        """Monitor a block that waits for other trainers.
+        """Monitor a `with` block that waits for other trainers.
 
         If the wait is long, log the awaited trainers. If an operation of torch.distributed fails in the
         block, the error names the trainer that caused it.
@@ -341,7 +341,7 @@ class Watchdog:
         )
 
     def silent_now(self) -> list[int]:
-        """Return the trainers that have missed a heartbeat; only trainer 0 if its store cannot be reached."""
+        """Return the trainers that have missed a heartbeat, or only trainer 0 if its store is unreachable."""
         try:
             return self._heartbeats.find_silent(self._stop.wait)
         except (DistError, RuntimeError):
@@ -401,7 +401,7 @@ class Watchdog:
             _log.warning("%s has been waiting for %.0f s; %s", wait.state.what, now - wait.since, about)
 
     def _names(self, absences: Sequence[Absence], report: Report) -> str:
-        """Return the names of absent trainers: the first few, and the number of the others."""
+        """Return the names of the first few absent trainers, and the number of the others."""
         number = max(len(absences), report.silent) if len(absences) >= SHOWN else len(absences)
         return self._world.names([each.rank for each in absences], number)
 

@@ -73,7 +73,7 @@ class World:
         return f"trainer {rank} ({self.host}:{self.port})" if rank == 0 else f"trainer {rank}"
 
     def names(self, ranks: Sequence[int], number: int | None = None) -> str:
-        """Return the names of the given trainers for messages, at most eight of them.
+        """Return the names of at most eight given trainers, and the number of the others, for messages.
 
         Parameters
         ----------
@@ -88,7 +88,7 @@ class World:
 
 
 def find_world(role: "Role", environ: Mapping[str, str]) -> World:
-    """Return the world, with the store at ``MASTER_ADDR:MASTER_PORT`` or else at trainer 0's endpoint.
+    """Return the world, whose store is at ``MASTER_ADDR:MASTER_PORT`` or else at trainer 0's endpoint.
 
     Raises
     ------
@@ -148,7 +148,7 @@ def with_separate_port(world: World) -> World:
 
 
 def listen_at(host: str, port: int) -> socket.socket:
-    """Listen on a host's address if it is this machine's, else on all addresses, as for a Service.
+    """Listen on `host` if it is an address of this machine, or else on all addresses, as behind a Service.
 
     Raises
     ------
@@ -190,7 +190,7 @@ def is_elsewhere(host: str) -> bool:
 
 
 def _addresses(host: str) -> list[str]:
-    """Return the addresses of a host; empty if the host is unknown."""
+    """Return the addresses of a host, or an empty list if the host is unknown."""
     try:
         return [str(each[4][0]).partition("%")[0] for each in socket.getaddrinfo(host, None)]
     except OSError:

@@ -200,7 +200,7 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
     def _minimizes(
         self, optimizer: ProgramOptimizer, transpile: Callable[[Program, Program | None], None]
     ) -> ProgramMinimizer:
-        """Return a minimizer for a built program; `fleet.minimize` uses the first one."""
+        """Return a minimizer for a program built with layers; the first one also serves `fleet.minimize`."""
         minimizer = ProgramMinimizer(optimizer, transpile)
         self._describe = self._describe or minimizer.minimize
         return minimizer
@@ -212,7 +212,7 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
     def _describes(
         self, model: Module | None, capture: Callable[[Module, Callable[..., Any]], None]
     ) -> Callable[..., None]:
-        """Return the ``minimize`` of an optimizer; `fleet.minimize` uses the first one."""
+        """Return the ``minimize`` method of an optimizer; the first one also serves `fleet.minimize`."""
 
         def minimize(
             loss_fn: Callable[..., Any],

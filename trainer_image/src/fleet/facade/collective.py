@@ -309,7 +309,7 @@ class Fleet(FleetCalls):
 
 
 def _travelling(array: npt.NDArray[Any], mode: str) -> npt.NDArray[Any]:
-    """Return a contiguous copy in a dtype that gloo can reduce; narrow integers become int64."""
+    """Return a contiguous copy in a dtype that gloo can reduce; integers under 64 bits become int64."""
     if array.dtype.kind in "iu" and array.dtype.itemsize < 8:
         return array.astype(np.int64, order="C")
     whole, complex_sum = array.dtype.name in _COMBINED, array.dtype.name in _SUMMED and mode == "sum"

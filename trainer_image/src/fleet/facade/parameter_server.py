@@ -433,7 +433,7 @@ class Fleet(FleetCalls):
         return self._plan, self._source
 
     def _ready(self) -> tuple[JobPlan, Source]:
-        """Check that programs are unedited, print them if requested, and return the plan and its source."""
+        """Check for edited programs, print programs if requested, and return the plan and its source."""
         planned = self._planned()
         for each in self._programs or ():
             check_unedited(each)

@@ -142,7 +142,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Stop:
-    """A stop of all processes, which began at `since` and may take up to `seconds`."""
+    """The stop of all processes, which began at `since` and may last up to `seconds`."""
 
     reason: str
     status: int
@@ -214,7 +214,7 @@ def decide(processes: Sequence[Process], stop: Stop | None, now: float) -> Decis
 
 
 def _is_of_signal(status: int) -> bool:
-    """Return whether an exit status means that a signal ended the process: 128 + n for signal n."""
+    """Return whether an exit status has the form 128 + n, which means that signal n ended the process."""
     return 128 < status < 128 + signal.NSIG
 
 
@@ -241,7 +241,7 @@ class _Signals:
         """Do nothing; Python reports a signal through the wake-up descriptor only if a handler is set."""
 
     def wait(self, seconds: float | None, started: Sequence[Process] = ()) -> list[int]:
-        """Wait for a signal or for output on standard error, which is forwarded; return the stop signals."""
+        """Wait for signals or output on standard error; forward the output, and return the stop signals."""
         errors = {each.popen.stderr.fileno(): each for each in started if each.popen.stderr is not None}
         # Not select(), which refuses descriptors from 1024 on: a node may have as many workers.
         ready = select.poll()

@@ -76,7 +76,7 @@ class ConnectionLimit(Generic[Connection]):
         return evicted
 
     def remove(self, connection: Connection, host: str) -> None:
-        """Stop counting a connection; further calls do nothing."""
+        """Stop counting a connection; do nothing if it is not counted."""
         of_host = self._hosts.get(host, {})
         if connection in of_host:
             del of_host[connection]

@@ -199,7 +199,7 @@ def _numbers(gradient: Tensor) -> Tensor:
 
 
 def _are_finite(gradients: list[Tensor]) -> bool:
-    """Return whether all values are finite, checked by a norm, to which NaN and infinity propagate.
+    """Return whether all values are finite; the check uses a norm, because norms propagate NaN and infinity.
 
     On a CPU the Euclidean norm takes a fifteenth of the time of the maximum norm. Its squares may overflow
     although all values are finite, so the maximum norm decides if the Euclidean norm is not finite.

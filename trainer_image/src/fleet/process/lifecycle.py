@@ -205,7 +205,7 @@ class _Lifecycle:
         _serve_progress(os.environ)
 
     def undo_in_child(self) -> None:
-        """Restore the previous hooks in a forked child, whose end is not the replica's end."""
+        """Restore the previous hooks in a forked child, because its end is not the end of the replica."""
         self._sigterm.undo()
         if self._observing:
             if sys.excepthook == self.on_uncaught:
@@ -366,7 +366,7 @@ class _Lifecycle:
         return " (joined)" if _current_step() != self._step_at_join else " (joined, no step made)"
 
     def _is_one_of_several(self) -> bool:
-        """Return whether a launcher started this plain script together with others."""
+        """Return whether this process was launched together with others but has not started as a replica."""
         return not self.started and os.environ.get("LOCAL_WORLD_SIZE", "1") != "1"
 
 
@@ -577,7 +577,7 @@ def _exit_after(seconds: float, status: int) -> None:
 
 
 def _on_early_mistake(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Report a user error like a replica, even if the script fails before it calls `fleet.init`.
+    """Report a user error as a replica would, even if the script fails before it calls `fleet.init`.
 
     Interactive sessions and forked children are exempt.
     """

@@ -272,7 +272,7 @@ class Progress:
 
 
 def _resident_bytes() -> int | None:
-    """Return this process's resident memory in bytes, its peak on macOS, or None if unknown."""
+    """Return this process's resident memory in bytes (on macOS, its peak), or None if it is unknown."""
     try:
         with open("/proc/self/statm", "rb") as file:  # noqa: PTH123  read every second; Path is slower
             return int(file.read().split()[1]) * resource.getpagesize()

@@ -35,7 +35,7 @@ class TensorBoard:
         self._writer: Any = None
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Write values; after a restart, the first call discards older values from `step` on."""
+        """Write values; after a restart, the first call discards previously written values from `step` on."""
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter  # imported late, because it is slow
 

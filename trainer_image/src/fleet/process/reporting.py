@@ -54,7 +54,7 @@ class Reported:
 
 
 class Reporter(Protocol):
-    """The interface of a reporter, which is used in a separate thread and stopped by any exception."""
+    """The interface of a reporter; it runs in a separate thread, and any exception stops it."""
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Record values.

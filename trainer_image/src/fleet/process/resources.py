@@ -75,7 +75,7 @@ class Reserve:
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
-        """Make the reserved descriptors available within the block."""
+        """Make the reserved descriptors available in the `with` block."""
         with self._lock:
             self._lent += 1
             self._release()

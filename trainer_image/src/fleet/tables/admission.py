@@ -30,7 +30,7 @@ class Candidates(Protocol):
         """The memory in use, in bytes."""
 
     def admit(self, ids: NDArray[np.int64], step: int) -> NDArray[np.bool_]:
-        """Count an update of ids that have no row; return which of them get one now.
+        """Count an update of ids that have no row; return which of these ids get a row now.
 
         Parameters
         ----------
@@ -52,7 +52,7 @@ class Candidates(Protocol):
         """
 
     def load(self, saved: Mapping[str, NDArray[Any]]) -> None:
-        """Replace the state of the saved ids or shards."""
+        """Replace the state of the ids or shards that `saved` contains."""
 
 
 class Admission(Protocol):
@@ -70,7 +70,7 @@ class Admission(Protocol):
 
 @dataclass(frozen=True)
 class CountFilter:
-    """Gives an id a row at its `count`-th update, counted exactly.
+    """Gives an id a row at its `count`-th update; the updates are counted exactly.
 
     A counted id uses 14 to 22 bytes until it has a row; the memory of a `BloomFilter` is bounded.
 

@@ -27,7 +27,7 @@ __all__ = ["BFloat16", "Float32", "RowType", "TableConfig"]
 
 
 class RowType(Protocol):
-    """A format in which the values of a row are stored in 32-bit words."""
+    """A format for the values of a row, which are stored in 32-bit words."""
 
     def num_words(self, dimension: int) -> int:
         """Return the number of 32-bit words in a row.
@@ -44,7 +44,7 @@ class RowType(Protocol):
         """
 
     def unpack(self, words: Tensor, dimension: int) -> Tensor:
-        """Return the values packed in words as float32[n, dimension].
+        """Unpack values from words, and return them as float32[n, dimension].
 
         Parameters
         ----------
@@ -89,12 +89,12 @@ class Float32:
         return dimension
 
     def unpack(self, words: Tensor, dimension: int) -> Tensor:
-        """Return the words themselves, which are the values; see `RowType.unpack`."""
+        """Return the words unchanged, because each word is a value; see `RowType.unpack`."""
         del dimension
         return words
 
     def pack(self, values: Tensor) -> Tensor:
-        """Return the values themselves, which are the words; see `RowType.pack`."""
+        """Return the values unchanged, because each value is a word; see `RowType.pack`."""
         return values
 
     def round_update(self, values: Tensor, ids: NDArray[np.int64], step: int, key: tuple[int, int]) -> Tensor:
@@ -122,7 +122,7 @@ class BFloat16:
         return (dimension + 1) // 2
 
     def unpack(self, words: Tensor, dimension: int) -> Tensor:
-        """Return the values packed in words; see `RowType.unpack`."""
+        """Unpack values from words; see `RowType.unpack`."""
         return words.view(torch.bfloat16)[:, :dimension].float()
 
     def pack(self, values: Tensor) -> Tensor:
@@ -224,11 +224,11 @@ class TableConfig:
 
     @property
     def steps_every_row(self) -> bool:
-        """True if each update changes every row, given the rule and the options known in advance."""
+        """True if the rule and the options known in advance imply that each update changes every row."""
         return steps_every_row(self.rule, {**self.rule.defaults(), **self.options})
 
     def options_at(self, step: int) -> dict[str, Any]:
-        """Return the rule's options for an update.
+        """Return the rule's options for an update, with the values of schedules at that step.
 
         Parameters
         ----------

@@ -34,7 +34,7 @@ Marks = Mapping[str, NDArray[np.float32]]
 
 @dataclass(frozen=True, slots=True)
 class TouchedShards:
-    """The virtual shards that contain rows of an update.
+    """The virtual shards that contain the updated rows.
 
     Attributes
     ----------
@@ -77,7 +77,7 @@ class Eviction(Protocol):
     """Names of the numbers that the rule keeps for each row, besides the last step; 0 in a new row."""
 
     def touch(self, marks: Marks, last: NDArray[np.int32], step: int) -> Marks:
-        """Return new marks for updated rows: the numbers by which the rule selects rows to evict.
+        """Return the new marks of updated rows; marks are numbers by which the rule selects rows to evict.
 
         Parameters
         ----------
@@ -241,7 +241,7 @@ class LowestScore:
         return _beyond_capacity(self.capacity, rows.shard, order)
 
     def _scores(self, marks: Marks, last: NDArray[np.int32], step: int) -> NDArray[np.float32]:
-        """Return the rows' scores at a step; a score decays from its row's last update."""
+        """Return the rows' scores at a step; each score decays after its row's last update."""
         if self.decay == 1.0:
             return marks["score"]
         ages = (step - last).astype(np.float32)

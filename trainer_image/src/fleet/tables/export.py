@@ -54,7 +54,7 @@ def dense(config: TableConfig, rows: TableRows) -> Tensor:
 
 
 def pruned(config: TableConfig, rows: TableRows, ids: Tensor) -> TableRows:
-    """Return the values of the given ids without state; ids without a row have their initial values.
+    """Return rows for the given ids, with values but no state; ids without a row have their initial values.
 
     Parameters
     ----------

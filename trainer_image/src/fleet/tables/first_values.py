@@ -101,7 +101,7 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Normal:
-    """A normal distribution, the default of ``torch.nn.Embedding`` weights.
+    """A normal distribution, the default for ``torch.nn.Embedding`` weights.
 
     Attributes
     ----------

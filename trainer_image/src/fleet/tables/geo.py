@@ -41,7 +41,7 @@ class Added:
         return {}
 
     def step(self, rows: Rows, options: Mapping[str, Any], step: int) -> None:
-        """Add the change, passed as the gradient, to each row; see `RowRule.step`."""
+        """Add to each row its change, which is passed as the gradient; see `RowRule.step`."""
         del options, step
         rows.value.add_(rows.gradient)
 
@@ -78,12 +78,12 @@ class GeoRows:
         """State from a checkpoint, for rows that are not touched yet."""
 
     def has(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return for which ids the trainer has a copy of the row; bool[n]."""
+        """Return, for each id, whether the trainer has a copy of its row; bool[n]."""
         own: NDArray[np.bool_] = self._own.find(ids) != MISSING
         return own
 
     def learn(self, ids: NDArray[np.int64], values: Tensor) -> None:
-        """Add copies of rows with the servers' values, float32[n, dim]."""
+        """Add copies of rows, given the servers' values as float32[n, dim]."""
         self._own.add(ids)
         self._agreed.load(TableRows(ids, values, {}))
         known, at = find_among(ids, self._restored.ids)
@@ -93,7 +93,7 @@ class GeoRows:
                 self._local.load(TableRows(ids[some], values[torch.from_numpy(some)], state))
 
     def resume(self, restored: TableRows) -> None:
-        """Keep the row state from a checkpoint until the trainer copies those rows."""
+        """Keep the rows' state from a checkpoint until the trainer copies these rows."""
         self._restored = restored
 
     def state(self) -> TableRows:
@@ -120,11 +120,11 @@ class GeoRows:
 
     @property
     def most_leaving(self) -> int:
-        """The maximum number of rows to send after another update, if batches do not grow."""
+        """The maximum number of rows to send after one more update, assuming that batches do not grow."""
         return sum(each.size for each in self._touched) + self._largest
 
     def leaving(self, step: int) -> RowGradients:
-        """Return the changes to all rows updated since the last call, sorted by id, for the servers.
+        """For the servers, return the changes to all rows updated since the last call, sorted by id.
 
         Parameters
         ----------
@@ -138,7 +138,7 @@ class GeoRows:
         return RowGradients(ids, change)
 
     def arrived(self, ids: NDArray[np.int64], values: Tensor, step: int) -> None:
-        """Add other trainers' changes to the copies; later changes are relative to the servers' values.
+        """Apply other trainers' changes to the copies; later changes are measured from the servers' values.
 
         Parameters
         ----------
@@ -154,7 +154,7 @@ class GeoRows:
         self._agreed.load(TableRows(ids, values, {}))
 
     def _all_touched(self) -> NDArray[np.int64]:
-        """Return the distinct ids updated since the last exchange, sorted."""
+        """Return the sorted distinct ids of rows updated since the last exchange."""
         return np.unique(np.concatenate(self._touched))
 
 
@@ -163,7 +163,7 @@ def _without_values(rows: TableRows) -> TableRows:
 
 
 def server_config(config: TableConfig) -> TableConfig:
-    """Return the configuration of a table on the servers, which add the changes that they receive.
+    """Return the servers' configuration of a table; its rule adds the changes that trainers send.
 
     Raises
     ------

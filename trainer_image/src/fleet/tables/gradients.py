@@ -47,7 +47,7 @@ class RowGradients:
 
 
 def merge(parts: Sequence[RowGradients]) -> RowGradients:
-    """Sum the gradients of each row, in the order in which they appear in the parts.
+    """Sum the gradients of each row, in the order in which `parts` contains them.
 
     The fixed order makes a row's sum bitwise reproducible, regardless of the other rows.
 
@@ -72,7 +72,7 @@ def merge(parts: Sequence[RowGradients]) -> RowGradients:
 
 
 def add_rows(totals: Tensor, places: Tensor, rows: Tensor) -> Tensor:
-    """Add each row, in order, to the total at the row's position; return the totals.
+    """Add each of the rows, in order, to the total that its entry in `places` selects; return the totals.
 
     Parameters
     ----------

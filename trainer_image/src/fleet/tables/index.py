@@ -56,7 +56,7 @@ Rows = NDArray[np.int64]
 
 
 class RowNumbers:
-    """An allocator of row numbers from 0, which records the id of each row. Not thread-safe."""
+    """Allocates row numbers, starting at 0, and records the id of each row. Not thread-safe."""
 
     def __init__(self) -> None:
         self._ids = PagedArray(_MIN_ROWS, np.int64)
@@ -101,7 +101,7 @@ class RowNumbers:
             yield np.flatnonzero(used[begin : begin + _ROWS_AT_ONCE]) + begin
 
     def items(self) -> tuple[Ids, Rows]:
-        """Return all ids that have a row, sorted, and their row numbers."""
+        """Return the ids of all rows in ascending order, and their row numbers."""
         rows = np.concatenate([np.zeros(0, dtype=np.int64), *self.chunks()])
         ids = self.ids[rows]
         order = np.argsort(ids)
@@ -216,7 +216,7 @@ class RowIndex:
         self.addresses.ids = self.numbers.ids.ctypes.data
 
     def _hash(self, ids: Ids) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
-        """Return each id's first bucket, and the mark stored above the row number in its entry."""
+        """Return each id's first bucket, and its mark, which its entry stores above the row number."""
         hashed = ids.view(np.uint64) * _GOLDEN
         marks = hashed.view(np.uint32)[_HIGH_HALVES] << self._number_bits
         marks &= _ENTRY
@@ -224,7 +224,7 @@ class RowIndex:
         return hashed.view(np.int64), marks
 
     def _read(self, buckets: NDArray[np.int64]) -> NDArray[np.uint32]:
-        """Return copies of the entries in buckets as uint32[n, 4]."""
+        """Return copies of the entries in the given buckets as uint32[n, 4]."""
         # All are in range; in mode "wrap" NumPy overlaps the reads best.
         return self._buckets.take(buckets, mode="wrap").view(np.uint32).reshape(buckets.size, _BUCKET)
 
@@ -235,7 +235,7 @@ class RowIndex:
     def _candidates(
         self, entries: NDArray[np.uint32], marks: NDArray[np.uint32]
     ) -> tuple[Rows, NDArray[np.bool_]]:
-        """Return, for each bucket, the lowest row number with the given mark, and whether there is one.
+        """For each bucket, return the lowest row number with the given mark, and whether one was found.
 
         Parameters
         ----------
@@ -368,7 +368,7 @@ class DirectIndex:
 
 
 def _found(addresses: RowAddresses, ids: Ids) -> Rows | None:
-    """Return the row numbers of ids, found by compiled code, or None without compiled code."""
+    """Find row numbers with compiled code; return None if the compiled library is not available."""
     if (compiled := library(keeps_lock=ids.size <= FEW)) is None:
         return None
     ids, rows = np.ascontiguousarray(ids, np.int64), np.empty(ids.size, np.int64)
@@ -409,7 +409,7 @@ class IdMap:
         self._index.remove(ids)
 
     def items(self) -> tuple[Ids, NDArray[np.int32]]:
-        """Return all ids, sorted, and their values."""
+        """Return all ids in ascending order, and their values."""
         ids, rows = self._index.numbers.items()
         return ids, self._values[rows]
 

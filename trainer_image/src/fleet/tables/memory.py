@@ -67,7 +67,7 @@ class RowMemory:
 
     @property
     def nbytes(self) -> int:
-        """The memory of rows and index, in bytes."""
+        """The memory used by the rows and the index, in bytes."""
         return self.store.nbytes + self._shards.values.nbytes + self._index.nbytes
 
     @property
@@ -80,7 +80,7 @@ class RowMemory:
         return self._index.find(ids)
 
     def read(self, ids: NDArray[np.int64], num_words: int) -> tuple[Tensor, NDArray[np.bool_] | None]:
-        """Return copies of the rows of ids, or of the first words of these rows.
+        """Return copies of the first `num_words` words of the rows with the given ids.
 
         Parameters
         ----------

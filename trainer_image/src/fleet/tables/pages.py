@@ -1,4 +1,4 @@
-"""Arrays in their own memory pages, which grow without a second copy and return freed memory to the system.
+"""Arrays in memory pages of their own; they grow without a second copy and return freed memory to the system.
 
 An allocator that keeps freed memory, as a parameter server's does, would keep every smaller array that a
 table has outgrown. Large pages, where the system has them, also make random reads cheaper, because fewer

@@ -142,7 +142,7 @@ class RowLog:
         return found
 
     def emptiest(self) -> tuple[Places, NDArray[np.int64]] | None:
-        """Return the segment with the fewest live records: its positions and their row numbers.
+        """Return the positions and row numbers of the segment with the fewest live records.
 
         Return None if more than half of the records in segments with live records are live, because rewriting
         would free too little.
@@ -157,7 +157,7 @@ class RowLog:
         return self._segment(int(np.flatnonzero(candidates)[np.argmin(self._live[candidates])]))
 
     def segments(self) -> Iterator[tuple[Places, NDArray[np.int64]]]:
-        """Yield each segment's positions and their row numbers."""
+        """Yield the positions and row numbers of each segment."""
         return (self._segment(segment) for segment in range(self._live.size))
 
     def _segment(self, segment: int) -> tuple[Places, NDArray[np.int64]]:

@@ -89,7 +89,7 @@ def join(parts: Sequence[TableRows]) -> TableRows:
 
 
 def warm_start(config: TableConfig, ids: Any, vectors: Any) -> TableRows:
-    """Build rows with pretrained vectors for `Table.load`; `part` selects the rows of a server.
+    """Build rows with pretrained vectors for `Table.load`; use `part` to select the rows of one server.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ def warm_start(config: TableConfig, ids: Any, vectors: Any) -> TableRows:
 
 
 class RowLayout:
-    """The layout of a row in 32-bit words: values, optimizer state, step of the last update, and marks.
+    """The layout of a row in 32-bit words: values, optimizer state, step of the last update, eviction marks.
 
     Words are float32[n, width] with any bits.
 

@@ -105,7 +105,7 @@ class SGD:
     slots: ClassVar[tuple[Slot, ...]] = ()
 
     def defaults(self) -> Mapping[str, float]:
-        """Return the default options of torch's class."""
+        """Return the default options of the torch.optim class."""
         return {"lr": 0.001, "weight_decay": 0.0}
 
     def step(self, rows: Rows, options: Mapping[str, Any], step: int) -> None:
@@ -121,7 +121,7 @@ class Momentum:
     slots: ClassVar[tuple[Slot, ...]] = (Slot("momentum_buffer"),)
 
     def defaults(self) -> Mapping[str, float]:
-        """Return the default options of torch's class."""
+        """Return the default options of the torch.optim class."""
         return {"lr": 0.001, "momentum": 0.9, "nesterov": False, "weight_decay": 0.0}
 
     def step(self, rows: Rows, options: Mapping[str, Any], step: int) -> None:
@@ -140,7 +140,7 @@ class Adagrad:
     slots: ClassVar[tuple[Slot, ...]] = (Slot("sum", initial_option="initial_accumulator_value"),)
 
     def defaults(self) -> Mapping[str, float]:
-        """Return the default options of torch's class."""
+        """Return the default options of the torch.optim class."""
         return {
             "lr": 0.01,
             "lr_decay": 0.0,
@@ -172,12 +172,15 @@ class RowwiseAdagrad(Adagrad):
 
 
 class Adam:
-    """The rule of ``torch.optim.SparseAdam`` and weight decay; rows without a gradient keep their moments."""
+    """The rule of ``torch.optim.SparseAdam``, with weight decay.
+
+    Rows without a gradient keep their moments.
+    """
 
     slots: ClassVar[tuple[Slot, ...]] = (Slot("exp_avg"), Slot("exp_avg_sq"))
 
     def defaults(self) -> Mapping[str, Any]:
-        """Return the default options of torch's class, and weight decay."""
+        """Return the default options of the torch.optim class, and weight decay."""
         return {"lr": 0.001, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
 
     def step(self, rows: Rows, options: Mapping[str, Any], step: int) -> None:
@@ -192,12 +195,12 @@ class Adam:
 
 
 class RMSprop:
-    """The rule of ``torch.optim.RMSprop`` without momentum and centering."""
+    """The rule of ``torch.optim.RMSprop`` without momentum or centering."""
 
     slots: ClassVar[tuple[Slot, ...]] = (Slot("square_avg"),)
 
     def defaults(self) -> Mapping[str, float]:
-        """Return the default options of torch's class."""
+        """Return the default options of the torch.optim class."""
         return {"lr": 0.01, "alpha": 0.99, "eps": 1e-8, "weight_decay": 0.0}
 
     def step(self, rows: Rows, options: Mapping[str, Any], step: int) -> None:
@@ -242,7 +245,7 @@ class FTRL:
 
 
 class _PaddleRule:
-    """The base class of the rules for `fleet.optim`: Paddle's formulas, clipping and regularization.
+    """The base class of the rules for `fleet.optim`, with Paddle's formulas, clipping and regularization.
 
     With a regularizer, every row decays in each update, even without a gradient.
     """
@@ -256,7 +259,7 @@ class _PaddleRule:
         return {name: each.default for name, each in parameters.items() if name != "params"}
 
     def every_row(self, options: Mapping[str, Any]) -> bool:
-        """Return whether an update changes rows without a gradient, or their state."""
+        """Return whether an update changes the values or the state of rows without a gradient."""
         return self.optimizer.dense(options)
 
     def step(self, rows: Rows, options: Mapping[str, Any], step: int) -> None:
@@ -299,7 +302,7 @@ class PaddleAdam(_PaddleRule):
 
 
 class PaddleRMSProp(_PaddleRule):
-    """The rule of `fleet.optim.RMSProp`; an update changes every row or its mean squares."""
+    """The rule of `fleet.optim.RMSProp`; an update changes at least the state of every row."""
 
     optimizer: ClassVar[type[optim.Optimizer]] = optim.RMSProp
     slots: ClassVar[tuple[Slot, ...]] = (Slot("momentum"), Slot("mean_square"), Slot("mean_grad"))
@@ -326,7 +329,7 @@ def _decay(rows: Rows, options: Mapping[str, Any]) -> None:
 
 
 def compiled_step(rule: type) -> str | None:
-    """Return the name of a compiled loop whose results are bitwise equal to a rule's, or None.
+    """Return the name of a compiled loop whose results are bitwise identical to a rule's, or None.
 
     Parameters
     ----------
@@ -351,7 +354,7 @@ def _loop_of_sgd() -> str | None:
 
 
 def _steps_alike(step_rows: Callable[..., int]) -> bool:
-    """Test, in thousands of rounding operations, whether a loop and `SGD` have bitwise-equal results."""
+    """Test with thousands of rounding operations whether a loop and `SGD` give bitwise identical results."""
     num_rows, dimension, step = 64, 37, 3  # vectors of any width have a remainder
     value, gradient = torch.randn(2, num_rows, dimension, generator=torch.Generator().manual_seed(0))
     ids = torch.arange(num_rows)

@@ -29,7 +29,7 @@ _MIN_REMOVED: Final = 1 << 16
 
 
 class Snapshot:
-    """A table's content as of one step. No other thread may use the table during a call.
+    """A table's content as of one step. No other thread may use the table while a method runs.
 
     `Table.snapshot` creates it. It copies rows before they change until it is read to the end or closed.
 
@@ -206,7 +206,7 @@ class RemovedIds:
         return since is not None and self._base is not None and since >= self._base
 
     def since(self, since: int, memory: RowMemory, table: str) -> NDArray[np.int64]:
-        """Return, sorted, the ids whose rows were removed after a step and that have no row now.
+        """Return the sorted ids of rows that were removed after a step and do not exist now.
 
         Raises
         ------

@@ -145,7 +145,7 @@ IN_MEMORY: Final = Memory()
 
 
 class _InMemory:
-    """A `RowStore` in memory. Rows are NumPy records, because copying records is faster."""
+    """A `RowStore` in memory. Rows are NumPy records, which are copied faster than rows of words."""
 
     num_on_disk = 0
 
@@ -283,7 +283,7 @@ class _OnDisk:
             self._place(numbers[coming], records[coming], before[coming])
 
     def _place(self, numbers: Numbers, records: Records, before: NDArray[np.int32]) -> None:
-        """Write rows that are not in memory yet to memory slots or to the file."""
+        """Write rows that are not yet in memory, either to memory slots or to the file."""
         fresh = self._fresh_slots(numbers.size)
         slots, direct = self._evicted(
             fresh[0] if fresh.size else self._used, before, numbers.size - fresh.size

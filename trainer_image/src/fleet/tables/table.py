@@ -66,7 +66,7 @@ class Table:
 
     @property
     def nbytes(self) -> int:
-        """The memory of rows, state, index, admission state and removed ids, in bytes."""
+        """The memory used by rows, state, index, admission state and removed ids, in bytes."""
         candidates = self._candidates.nbytes if self._candidates else 0
         return self._memory.nbytes + self.removed.nbytes + candidates
 
@@ -170,7 +170,7 @@ class Table:
         return before
 
     def load(self, loaded: TableRows) -> None:
-        """Replace rows; missing slots and marks get their initial values.
+        """Replace rows; missing optimizer state and eviction marks get their initial values.
 
         State of admission and eviction is replaced for the ids or shards that were saved.
 
@@ -332,7 +332,7 @@ class Table:
         return before
 
     def _read(self, rows: NDArray[np.int64], new: NDArray[np.bool_], first: Tensor | None) -> Tensor:
-        """Return rows as packed words; new rows have the values `first`."""
+        """Return the packed words of rows; those of new rows come from `first`."""
         if first is None:
             return self._memory.store.read(rows)
         words, at = first.new_empty(rows.size, first.shape[1]), torch.from_numpy(new)

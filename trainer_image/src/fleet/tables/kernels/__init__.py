@@ -1,4 +1,4 @@
-"""Loops over ids and rows in C, used if they could be compiled when the package was installed.
+"""C loops over ids and rows; they are used if compilation succeeded during installation.
 
 Each has a NumPy or torch equivalent with bitwise-identical results, which is used if the library is missing.
 Arguments are addresses: a check of an array in each call would take longer than most loops. So callers pass
