@@ -108,7 +108,7 @@ class OwnedObjects:
 
 
 class ForeignObjects:
-    """Objects that have a name a job needs, but another owner.
+    """Objects that have names which a job needs, but that belong to other owners.
 
     Parameters
     ----------
