@@ -90,7 +90,7 @@ class Kubelet:
         await asyncio.shield(self._lost)
 
     def stop_all(self, *, grace_seconds: float | None = None) -> None:
-        """Stop all processes within `grace_seconds` or, if it is None, their pods' grace periods."""
+        """Stop all processes within `grace_seconds`, or within their pods' grace periods if it is None."""
         for pod in self.pods:
             if not pod.ended:
                 self._supervisor.stop(pod.uid, pod.grace_seconds if grace_seconds is None else grace_seconds)
