@@ -256,7 +256,7 @@ class _Watches(Collector):
         self._failing = failing
 
     def collect(self) -> Iterator[Metric]:
-        """Yield for how many seconds each kind's watch in each namespace has been failing."""
+        """Yield the number of seconds that each kind's watch in each namespace has been failing."""
         family = GaugeMetricFamily(
             f"{PREFIX}_watch_failing_seconds",
             "For how long a kind of object could not be listed and watched; 0 while it is. The namespace is"

@@ -86,7 +86,7 @@ def build_network_policy(job: FleetJob, readers: Sequence[Mapping[str, Any]] | N
 
 
 def _reading(readers: Sequence[Mapping[str, Any]] | None, ports: Sequence[int]) -> list[dict[str, Any]]:
-    """Return the ingress rules for metrics readers: None admits everyone, an empty list admits nobody."""
+    """Return the ingress rules for metrics readers: everyone if `readers` is None, nobody if it is empty."""
     shown = {"ports": [{"port": port, "protocol": "TCP"} for port in ports]}
     if readers is None:
         return [shown]

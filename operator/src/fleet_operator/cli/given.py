@@ -26,7 +26,7 @@ class GivenError(OperatorError):
 
 
 def read_given(volumes: Sequence[str], env_files: Sequence[Path]) -> Given:
-    """Parse ``--volume NAME=FOLDER`` and ``--env-file FILE``; the last of duplicate options wins.
+    """Parse ``--volume NAME=FOLDER`` and ``--env-file FILE``; if an option is repeated, the last one wins.
 
     Raises
     ------

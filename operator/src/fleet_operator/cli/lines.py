@@ -28,7 +28,7 @@ def describe_exit(pod: LocalPod, job: FleetJob) -> str:
 
 
 def consequence(before: FleetJob, after: FleetJob, role: Role, index: int) -> str | None:
-    """Return what the operator did about a replica's failure, if a new status shows it yet."""
+    """Return what the operator did about a replica's failure, or None if the status does not show it yet."""
     limit = after.spec.run_policy.backoff_limit
     counted = after.status.failures > before.status.failures  # a disruption is not a failure
     count = f" ({after.status.failures} of {limit})" if counted else ""

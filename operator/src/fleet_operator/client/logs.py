@@ -70,7 +70,7 @@ class LogLine:
 
     @property
     def time(self) -> datetime | None:
-        """The time when the line was written, to the microsecond; None for continuations of a long line."""
+        """The time when the line was written, to the microsecond; None for later pieces of a long line."""
         found = _STAMP.match(self.stamped)
         if found is None:
             return None

@@ -108,7 +108,7 @@ class OwnedObjects:
 
 
 class ForeignObjects:
-    """Objects that have a name a job needs, but another owner.
+    """Objects that have names which a job needs, but that belong to other owners.
 
     Parameters
     ----------
@@ -295,7 +295,7 @@ class ClusterView:
         return [f"{task.get_name()} ({task.exception()})" for task in ended]
 
     def failing(self) -> Iterator[tuple[str, str | None, float]]:
-        """Yield each watched resource and its namespace, and for how many seconds its watch has failed.
+        """Yield each watched resource, its namespace, and the number of seconds its watch has been failing.
 
         The namespace is None for a watch of all namespaces.
         """

@@ -64,7 +64,7 @@ class _Group:
 
 
 class Admissions:
-    """The admission states of groups, refreshed from the first call of `of` until `forget`.
+    """The admission states of groups; each is refreshed from the first call of `of` until `forget`.
 
     Parameters
     ----------

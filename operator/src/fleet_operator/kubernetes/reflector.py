@@ -331,7 +331,7 @@ class Scope:
             yield f"{PLURAL}{where} (is the CRD installed?)"
 
     def failing(self) -> Iterator[tuple[str, float]]:
-        """Return for how many seconds the watch of each kind has been failing; 0 for a working watch."""
+        """Return the number of seconds each kind's watch has been failing; 0 for a working watch."""
         yield PLURAL, max(self._listing.seconds, self._noticing.seconds)
         for resource, watch in (*self.owned.items(), *self.extras.items()):
             yield resource, watch.failing.seconds

@@ -119,7 +119,7 @@ def field_value(pod: Mapping[str, Any], path: str, host: str) -> str | None:
 def container_variables(
     pod: Mapping[str, Any], container: Mapping[str, Any], host: str, given: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the container's ``env`` with references expanded; the last of duplicate names wins.
+    """Return the container's ``env`` with references expanded; for duplicate names, the last value wins.
 
     `given` precedes it, like ``envFrom``, with the values that come from other objects on a cluster.
     """

@@ -90,7 +90,7 @@ class Kubelet:
         await asyncio.shield(self._lost)
 
     def stop_all(self, *, grace_seconds: float | None = None) -> None:
-        """Stop all processes within `grace_seconds` or, if it is None, their pods' grace periods."""
+        """Stop all processes within `grace_seconds`, or within their pods' grace periods if it is None."""
         for pod in self.pods:
             if not pod.ended:
                 self._supervisor.stop(pod.uid, pod.grace_seconds if grace_seconds is None else grace_seconds)
@@ -120,7 +120,7 @@ class Kubelet:
         self._supervisor.launch(pod.uid, argv=command.argv, env=command.env, cwd=workdir, log=pod.log)
 
     def delete(self, name: str, uid: str, grace_seconds: int | None) -> None:
-        """Stop a pod within `grace_seconds` or its own grace period, and remove it once it has ended."""
+        """Stop a pod within `grace_seconds` (None: its own grace period); remove it once it has ended."""
         pod = self._pods.get(name)
         if pod is None or pod.uid != uid:
             return

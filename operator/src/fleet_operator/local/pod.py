@@ -230,7 +230,7 @@ def too_few(gpus: Sequence[str], job: FleetJob) -> str:
 
 
 def share_of(gpus: Sequence[str], job: FleetJob, role: Role, index: int) -> dict[str, str]:
-    """Return the variable that limits a replica to its GPUs; empty if it needs no GPUs or too few exist.
+    """Return the variable that limits a replica to its GPUs, or {} if it needs none or too few exist.
 
     Parameters
     ----------

@@ -78,7 +78,7 @@ def find(document: Mapping[str, Any]) -> Findings:
 def _problems(
     value: Any, kind: str, places: tuple[_Place, ...], types: Types
 ) -> Iterator[tuple[Problem, bool]]:
-    """Yield each problem of a value, and whether the problem is an unknown field.
+    """Yield each problem of a value, paired with whether the problem is an unknown field.
 
     `places` is the path to the value.
     """

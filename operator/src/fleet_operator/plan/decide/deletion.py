@@ -51,7 +51,7 @@ def deletions(
 
 
 def _deletion(context: Context, pod: ObservedPod) -> DeletePod:
-    """Return the action that deletes a pod: unconditionally if its attempt is outdated, else if unchanged.
+    """Return the action that deletes a pod: always if its attempt is outdated, else only if it is unchanged.
 
     A changed pod may have ended meanwhile, and its end must be observed first.
     """

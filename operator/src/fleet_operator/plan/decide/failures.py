@@ -328,7 +328,7 @@ def _kind(pod: ObservedPod, main: str, *, refused_again: bool) -> Kind:
 
 
 def _is_disrupted(pod: ObservedPod, *, refused_again: bool) -> bool:
-    """Return whether something outside the pod ended it; an end by SIGTERM alone is a failure.
+    """Return whether something outside the pod ended it; ending by SIGTERM alone counts as a failure.
 
     A node that cannot provide a device may just have lost it, so its first refusal is a disruption. If the
     same replica is refused again, further pods will be refused, too.

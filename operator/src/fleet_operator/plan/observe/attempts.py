@@ -307,7 +307,7 @@ class Ledger:
         )
 
     def with_refused(self, refused: Iterable[Replica], ran: Iterable[Replica]) -> Self:
-        """Return the ledger with more replicas marked as not admitted by a node, except those that ran."""
+        """Return the ledger with newly unadmitted replicas added, and earlier ones that have run removed."""
         refused, ran = frozenset(refused), frozenset(ran)
         roles = {}
         for role, own in self.roles.items():

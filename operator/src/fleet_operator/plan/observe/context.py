@@ -357,7 +357,7 @@ def unserved(extras: Iterable[Extra], observed: Observed) -> Extra | None:
 
 
 def cannot_make(extra: Extra, observed: Observed) -> bool:
-    """Return whether an object cannot be created because of missing permission or a taken name."""
+    """Return whether an object cannot be created because permission is missing or its name is taken."""
     ref = ObjectRef.of(extra.manifest)
     return _is_unserved(extra, observed) or f"{ref.kind}/{ref.name}" in observed.foreign
 

@@ -112,14 +112,14 @@ def patience(tolerations: Iterable[Mapping[str, Any]]) -> timedelta | None:
 
 
 def lost_at(pod: ObservedPod, tolerations: Iterable[Mapping[str, Any]]) -> datetime | None:
-    """Return when a pod on a silent node counts as lost; None for never, or if the pod is being deleted."""
+    """Return when a pod on a silent node counts as lost; None if never, or if it is being deleted."""
     if not is_on_silent_node(pod) or pod.deleted_at is not None:
         return None
     return node_lost_at(pod, tolerations)
 
 
 def node_lost_at(pod: ObservedPod, tolerations: Iterable[Mapping[str, Any]]) -> datetime | None:
-    """Return when a pod's silent node counts as lost, even for a pod that never ran; None for a live node.
+    """Return when a pod's node counts as lost, even if the pod never ran; None if live or tolerated forever.
 
     A taint alone is not enough: a person may have set it on a healthy node.
     """

@@ -123,7 +123,7 @@ class Replicas:
         return tuple(each for each in rest if not self.has_vanished(each))
 
     def has_vanished(self, replica: Replica) -> bool:
-        """Return whether the pod of an uncompleted replica existed and is now gone."""
+        """Return whether a replica has not completed, but its pod existed and is now gone."""
         seen = replica.index in self.ledger.roles[replica.role].created
         return seen and replica not in self.present and not self.ledger.has_completed(replica)
 
@@ -225,7 +225,7 @@ def find_nobody(
 
 
 def _finds_nobody(replica: Replica, pod: ObservedPod | None, known: Iterable[Mapping[int, int]]) -> bool:
-    """Return whether a replica cannot find its peers; `known` has the restart counts known to each server."""
+    """Return whether a replica cannot find its peers; `known` has each server's known restart counts."""
     if pod is None or not has_started(pod):
         return True
     if pod.exit_code is not None or replica.role is Role.PSERVER:

@@ -134,7 +134,7 @@ def joined_sentence(*, before: int, wanted: int) -> str:
 
 
 def too_late_sentence(*, asked: int, had: int) -> str:
-    """Return a clause on why an elastic job has fewer trainers than desired; empty if it has all."""
+    """Return a clause on why an elastic job has fewer trainers than desired, or "" if it has enough."""
     if asked <= had:
         return ""
     return f"; trainer.replicas is {asked}, but no trainer is added after a trainer has completed"

@@ -149,7 +149,7 @@ def given_back_sentence(context: Context) -> str:
 
 
 def _or_forced(context: Context, pods: Iterable[ObservedPod], sentence: str) -> str:
-    """Return a sentence, with advice appended if there are stuck pods."""
+    """Return the sentence; if there are stuck pods, append advice on deleting them."""
     command = how_to_force(pods, context.job.metadata.namespace, context.now)
     return "; ".join(filter(None, (sentence, command)))
 
