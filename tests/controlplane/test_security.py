@@ -27,7 +27,6 @@ RIGHTS = {  # where it serves FleetJobs, and beside what everybody may ask about
     ("fleetjob.dev", "fleetjobs/finalizers"): {"update"},
     ("", "pods"): EVERYDAY,
     ("", "services"): EVERYDAY,
-    ("", "events"): {"create", "patch"},
 }
 FEATURES = {  # and with all of the chart's features on, as these tests have them
     ("", "persistentvolumeclaims"): EVERYDAY - {"delete"},
@@ -36,6 +35,7 @@ FEATURES = {  # and with all of the chart's features on, as these tests have the
     ("scheduling.volcano.sh", "podgroups"): EVERYDAY,
     ("scheduling.x-k8s.io", "podgroups"): EVERYDAY,
     ("kueue.x-k8s.io", "workloads"): {"list"},
+    ("", "events"): {"create", "patch", "list"},  # list is for Kueue
 }
 LEASES = {("coordination.k8s.io", "leases"): {"get", "create", "update"}}
 EVERYBODYS = {"authorization.k8s.io", "authentication.k8s.io"}

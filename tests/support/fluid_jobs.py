@@ -180,13 +180,13 @@ def train(executor: Any, program: Any, model: Model, reader: Any, trainers: list
     weights = [each.name for each in program.global_block().all_parameters() if each.name == "fc_0.w_0"]
     for _ in range(STEPS):
         feed = next(batches) if reader is None else None
-        fetched = [model.loss, *(f"{name}@GRAD" for name in weights)]
-        loss, *gradients = executor.run(program, feed=feed, fetch_list=fetched)
+        (loss,) = executor.run(program, feed=feed, fetch_list=[model.loss])
         losses.append(float(loss))
-        norms += [float(np.linalg.norm(each)) for each in gradients]
+        # A fetched gradient is the one before clipping, as Paddle's is; the step leaves the clipped one.
+        scope = fluid.global_scope()
+        norms += [float(np.linalg.norm(scope.values[name].grad)) for name in weights]  # type: ignore[arg-type]
     (feed,) = feeds(model.data, trainers, steps=1)
     (tested,) = executor.run(program.clone(for_test=True), feed=feed, fetch_list=[model.loss])
-    scope = fluid.global_scope()
     held = {each.name: scope.find_var(each.name) for each in program.global_block().all_parameters()}
     values = {name: np.array(each.get_tensor()).tolist() for name, each in held.items() if each is not None}
     return {"losses": losses, "tested": float(tested), "norms": norms, "values": values}
