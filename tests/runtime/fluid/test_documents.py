@@ -102,7 +102,7 @@ def launched(arguments: list[str], folder: Path) -> list[list[float]]:
 
 def test_launch_ps_trains_the_quick_start(tmp_path: Path):
     path = script("distributed_train", tmp_path)
-    (port,) = free_ports(1)
+    port, *_ = free_ports(2)
     workers = launched(["fleet.launch_ps", "--start_port", str(port), path.name], tmp_path)
     assert [len(found) for found in workers] == [1001, 1001]
     for found in workers:
@@ -111,7 +111,7 @@ def test_launch_ps_trains_the_quick_start(tmp_path: Path):
 
 def test_launch_trains_the_quick_start_collectively(tmp_path: Path):
     path = script("collective_train", tmp_path)
-    (port,) = free_ports(1)
+    port, *_ = free_ports(2)
     flags = ["--nproc_per_node", "2", "--started_port", str(port), "--log_dir", "logs"]
     workers = launched(["fleet.launch", *flags, path.name], tmp_path)
     assert [len(found) for found in workers] == [1001, 1001]
