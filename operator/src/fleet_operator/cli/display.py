@@ -91,7 +91,6 @@ class TableDisplay:
         self._console = console
         self._now = now
         self._live: Live | None = None
-        self._is_gone = False  # whether the terminal no longer accepts output
 
     def say(self, line: str) -> None:
         """Print a line above the table."""
@@ -120,7 +119,7 @@ class TableDisplay:
 
     def refresh(self) -> None:
         """Redraw the table."""
-        if self._live is not None and not self._is_gone:
+        if self._live is not None and not self._console.quiet:
             with self._tolerant():
                 self._live.refresh()
 
@@ -131,7 +130,6 @@ class TableDisplay:
         try:
             yield
         except OSError:
-            self._is_gone = True
             self._console.quiet = True
 
 

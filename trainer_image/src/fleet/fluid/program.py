@@ -118,14 +118,14 @@ class Program(ProgramData):
         copy.training = None if for_test else self.training
         if for_test:  # blocks that are not the first compute learning rates
             del copy.blocks[1:]
-        for block in copy.blocks:
-            if for_test:
-                kept = [_tested(op) for op in block.ops if op.attrs.get("op_role", 0) in _FORWARD]
-                removed = len(block.ops) - len(kept)
-                block.ops[:] = kept
-            if for_test and removed:
-                used = {name for op in block.ops for name in (*op.input_arg_names, *op.output_arg_names)}
+            (block,) = copy.blocks
+            kept = [_tested(op) for op in block.ops if op.attrs.get("op_role", 0) in _FORWARD]
+            # Paddle removes unused variables only together with operators.
+            if len(kept) < len(block.ops):
+                used = {name for op in kept for name in (*op.input_arg_names, *op.output_arg_names)}
                 block.vars = {name: each for name, each in block.vars.items() if name in used}
+            block.ops[:] = kept
+        for block in copy.blocks:
             built: Any = block.vars
             block.vars = {
                 name: each.copied(block) if hasattr(each, "copied") else each for name, each in built.items()
