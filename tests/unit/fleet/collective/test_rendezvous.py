@@ -406,42 +406,45 @@ def test_many_connections_take_no_thread_each(store: socket.socket, gate: Relay)
             assert (there.recv(1), trainer.recv(1)) == (bytes([number]), bytes([number + 100]))
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "words"),
+    [
+        pytest.param(
+            threading.Thread,
+            "fleet-gate",
+            "a connection could not be accepted: can't start new thread; trying again",
+            id="for-a-connection",
+        ),
+        pytest.param(
+            threading.Timer,
+            "Thread-",
+            "refused a connection of 127.0.0.1 to the store: can't start new thread",
+            id="for-its-time-limit",
+        ),
+    ],
+)
 def test_a_gate_survives_a_lack_of_threads(
-    store: socket.socket, gate: Relay, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    gate: Relay,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    kind: type[threading.Thread],
+    name: str,
+    words: str,
 ):
-    start, refused = threading.Thread.start, list[threading.Thread]()
+    start, refused = kind.start, list[threading.Thread]()
 
     def refuses_once(thread: threading.Thread) -> None:
-        if thread.name == "fleet-gate" and not refused:
+        if thread.name.startswith(name) and not refused:
             refused.append(thread)
             raise RuntimeError("can't start new thread")
         start(thread)
 
-    monkeypatch.setattr(threading.Thread, "start", refuses_once)
+    monkeypatch.setattr(kind, "start", refuses_once)
     with socket.create_connection((HOST, gate.port), 10) as connected:
         assert connected.recv(1) == b""
     with socket.create_connection((HOST, gate.port), 10) as connected:
         assert len(connected.recv(CHALLENGE_BYTES, socket.MSG_WAITALL)) == CHALLENGE_BYTES
-    assert "a connection could not be accepted: can't start new thread; trying again" in caplog.text
-
-
-def test_a_gate_survives_a_lack_of_threads_for_the_time_limit(
-    gate: Relay, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
-    start, refused = threading.Timer.start, list[threading.Timer]()
-
-    def refuses_once(timer: threading.Timer) -> None:
-        if not refused:
-            refused.append(timer)
-            raise RuntimeError("can't start new thread")
-        start(timer)
-
-    monkeypatch.setattr(threading.Timer, "start", refuses_once)
-    with socket.create_connection((HOST, gate.port), 10) as connected:
-        assert connected.recv(1) == b""
-    with socket.create_connection((HOST, gate.port), 10) as connected:
-        assert len(connected.recv(CHALLENGE_BYTES, socket.MSG_WAITALL)) == CHALLENGE_BYTES
-    assert "refused a connection of 127.0.0.1 to the store: can't start new thread" in caplog.text
+    assert words in caplog.text
 
 
 def sockets() -> int:
