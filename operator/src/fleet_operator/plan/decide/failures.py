@@ -241,9 +241,13 @@ def _find_failure(context: Context, replica: Replica) -> Failure | None:
 
 def _gone(context: Context, replica: Replica) -> Failure:
     """Return the failure of a replica whose pod is gone and whose end was not observed."""
-    name = context.replicas.name_of(replica)
+    name, last = context.replicas.name_of(replica), context.replicas.departed.get(replica)
+    if last is not None and last.disruption:
+        # What evicts a pod marks it first, and the mark and the deletion may be observed in the same pass.
+        record = _tell(last, failure_sentence(last, context.job), context.now)
+        return Failure(replica, Kind.DISRUPTION, record, frozenset({"Deleted", last.disruption}))
     reason, sentence, reasons = "Deleted", f"{name} was deleted", {"Deleted"}
-    if replica not in context.replicas.departed:
+    if last is None:
         reason, sentence = VANISHED, f"{name} is gone, and nobody has seen how it ended"
         reasons |= {VANISHED}
     record = LastFailure(pod=name, reason=reason, message=sentence, time=stamp(context.now))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fleet_operator.api import Role
@@ -145,6 +147,17 @@ def test_a_pod_that_a_user_deleted_is_replaced_under_a_higher_attempt_and_not_co
         "look again after 1 s",
     ]
     assert "create digits-trainer-1 0.1" in story.sees(pserver(0), pserver(1), trainer(0), after=6)
+
+
+def test_the_reason_of_an_eviction_is_told_even_if_the_pod_is_first_seen_with_it_when_it_is_gone():
+    late = "Exceeded the PodsReady timeout default/digits"
+    evicted = replace(trainer(1), disruption="WorkloadEvictedDueToPodsReadyTimeout", disruption_message=late)
+    story = Story()
+    story.sees(pserver(0), pserver(1), trainer(0), trainer(1))
+    lines = story.sees(pserver(0), pserver(1), trainer(0), departed=(evicted,), after=5)
+    assert lines[0] == "Restarting pservers 2/2 trainers 1/2 restarts 1 failures 0"
+    cause = f"digits-trainer-1 was disrupted (WorkloadEvictedDueToPodsReadyTimeout: {late})"
+    assert f"tell Warning ReplicaDisrupted: {cause}" in lines
 
 
 def test_a_trainer_whose_servers_have_completed_can_only_start_with_them():
