@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import subprocess
+import tempfile
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.support.e2e.command import CommandError, run, run_visibly
@@ -75,9 +78,18 @@ def _kind_nodes() -> set[str]:
 
 
 def _load_into(node: str, image: str) -> None:
-    """Stream an image into containerd on a node, without an archive on disk."""
+    """Load an image into containerd on a node; try twice, because an interrupted import can be continued."""
     if _is_on(node, image):
         return
+    try:
+        _stream_into(node, image)
+    except CommandError as error:
+        print(f"{error}; trying once more", flush=True)
+        _stream_into(node, image)
+
+
+def _stream_into(node: str, image: str) -> None:
+    """Stream an image into containerd on a node, without an archive on disk."""
     import_it = [
         "docker",
         "exec",
@@ -92,8 +104,9 @@ def _load_into(node: str, image: str) -> None:
         "-",
     ]
     with (
-        subprocess.Popen(["docker", "save", image], stdout=subprocess.PIPE) as saving,
-        subprocess.Popen(import_it, stdin=saving.stdout, stdout=subprocess.DEVNULL) as importing,
+        tempfile.TemporaryFile("w+") as said,
+        subprocess.Popen(["docker", "save", image], stdout=subprocess.PIPE, stderr=said) as saving,
+        subprocess.Popen(import_it, stdin=saving.stdout, stdout=subprocess.DEVNULL, stderr=said) as importing,
     ):
         assert saving.stdout is not None
         saving.stdout.close()  # only the import's copy stays open, so docker ends if the import does
@@ -103,11 +116,19 @@ def _load_into(node: str, image: str) -> None:
             importing.kill()
             saving.kill()
             raise CommandError(f"{image} was not on {node} after {LOAD_SECONDS:.0f} s") from None
-    if statuses != (0, 0):
-        raise CommandError(
-            f"{image} could not be loaded into {node}: "
-            f"docker save ended with {statuses[1]}, ctr with {statuses[0]}"
-        )
+        if statuses != (0, 0):
+            said.seek(0)
+            free = shutil.disk_usage(_docker_folder()).free / 1e9
+            raise CommandError(
+                f"{image} could not be loaded into {node}: docker save ended with {statuses[1]}, ctr with "
+                f"{statuses[0]}: {said.read().strip() or 'without a word'} ({free:.0f} GB of disk are free)"
+            )
+
+
+def _docker_folder() -> str:
+    """Return docker's folder, in which a node's disk lies as well."""
+    folder = run("docker", "info", "--format", "{{.DockerRootDir}}", timeout=60).strip()
+    return folder if Path(folder).is_dir() else "/"
 
 
 def _is_on(node: str, image: str) -> bool:
