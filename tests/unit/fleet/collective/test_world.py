@@ -34,6 +34,7 @@ def test_torchruns_agent_has_the_store():
     ("environ", "message"),
     [
         ({}, "MASTER_ADDR and MASTER_PORT are not set"),
+        ({"MASTER_ADDR": "m..n", "MASTER_PORT": "1"}, "MASTER_ADDR is 'm..n'; expected a host name"),
         ({"MASTER_ADDR": "m", "MASTER_PORT": "x"}, "MASTER_PORT is 'x'; expected a port number"),
         ({"MASTER_ADDR": "m", "MASTER_PORT": "70000"}, "MASTER_PORT is '70000'; expected a port number"),
     ],

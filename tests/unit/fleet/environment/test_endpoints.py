@@ -35,6 +35,8 @@ def test_ranges_stand_for_their_numbers(text, expected):
         (["a:1", "b"], "'b' is not host:port"),
         (["[::1]:6174"], None),
         (["::1:6174"], "'::1:6174' has a malformed host"),
+        (["pserver..fleet:6174"], "'pserver..fleet:6174' has a malformed host"),
+        ([f"{'p' * 64}:6174"], f"'{'p' * 64}:6174' has a malformed host"),
         (
             ["t-[2-1]:1"],
             "'t-[2-1]:1' has brackets in its host; expected ranges as in t-[0-7]:6170, of at most",

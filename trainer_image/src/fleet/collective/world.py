@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from fleet.collective.heartbeats import SHOWN
+from fleet.environment.endpoints import can_be_host
 from fleet.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def find_world(role: "Role", environ: Mapping[str, str]) -> World:
     Raises
     ------
     ConfigurationError
-        Neither is set, or the port is invalid; the message names the variable.
+        Neither is set, or a value is invalid; the message names the variable.
     """
     endpoints = tuple(role.worker_endpoints)
     address, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
@@ -104,6 +105,8 @@ def find_world(role: "Role", environ: Mapping[str, str]) -> World:
                 "one of the two, to find trainer 0"
             )
         address, _, port = endpoints[0].rpartition(":")
+    if not can_be_host(address):
+        raise ConfigurationError(f"MASTER_ADDR is {address!r}; expected a host name or an IP address")
     if not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
         raise ConfigurationError(f"MASTER_PORT is {port!r}; expected a port number, 1 to 65535")
     return World(

@@ -6,7 +6,7 @@ from itertools import product
 from math import prod
 from typing import Final
 
-__all__ = ["endpoint_problem", "endpoints_problem", "split_endpoints"]
+__all__ = ["can_be_host", "endpoint_problem", "endpoints_problem", "split_endpoints"]
 
 _LAST_PORT: Final = 65535
 _RANGE: Final = re.compile(r"\[(\d{1,9})-(\d{1,9})(?:\+(\d{1,5}))?\]")
@@ -37,7 +37,7 @@ def endpoint_problem(endpoint: str) -> str | None:
     if not colon or not host:
         return f"{endpoint!r} is not host:port"
     bracketed = host.startswith("[") and host.endswith("]")
-    if (":" in host) != bracketed or host.split() != [host]:
+    if (":" in host) != bracketed or host.split() != [host] or not can_be_host(host):
         return f"{endpoint!r} has a malformed host"
     if not bracketed and ("[" in host or "]" in host):
         return (
@@ -47,6 +47,15 @@ def endpoint_problem(endpoint: str) -> str | None:
     if not (port.isascii() and port.isdigit() and 1 <= int(port) <= _LAST_PORT):
         return f"{endpoint!r} has the port {port!r}, which is not a number from 1 to {_LAST_PORT}"
     return None
+
+
+def can_be_host(name: str) -> bool:
+    """Return whether the resolver accepts a name; labels may be neither empty (``a..b``) nor very long."""
+    try:
+        name.encode("idna")
+    except UnicodeError:
+        return False
+    return True
 
 
 def endpoints_problem(endpoints: Sequence[str]) -> str | None:
