@@ -168,12 +168,12 @@ class FleetJobs:
             job = read_job(manifest, None if known is None else known.value)
         except InvalidJob as error:
             self._tell_invalid(manifest, error)
-            return None
+            return known if known is not None and known.uid == uid else None  # its last valid version stays
         self._invalid.pop(uid, None)
         return Entry(key, uid, version_of(manifest), key, owner_of(manifest), job)
 
     def _tell_invalid(self, manifest: Mapping[str, Any], error: InvalidJob) -> None:
-        """Record an event about an invalid job once per generation; leave the job unchanged."""
+        """Record an event about an invalid job once per generation."""
         metadata = manifest["metadata"]
         uid, generation = metadata["uid"], metadata.get("generation", 0)
         if self._invalid.get(uid) == generation:

@@ -151,6 +151,19 @@ async def test_a_job_that_cannot_be_understood_is_told_once_and_left_alone(api: 
         assert "spec.mode" in event["message"]
 
 
+async def test_a_job_that_is_no_longer_understood_stays_as_it_last_was_also_when_jobs_are_listed(
+    api: FakeApi,
+):
+    async with started(api) as world:
+        metadata = api.objects[JOB]["metadata"] | {"generation": 2}
+        api.put(JOB, {**api.objects[JOB], "metadata": metadata, "spec": {"mode": "Gossip"}})
+        world.taken("MODIFIED")
+        world.view.jobs.list_again()
+        api.put(f"{JOBS}/listed", manifest("listed"))
+        await world.until(lambda: world.cluster.job(Key("default", "listed")) is not None)
+        assert (world.deleted, world.job.name) == ([], "digits")
+
+
 async def test_the_api_server_chooses_by_labels_what_jobs_own(api: FakeApi):
     world = SeenCluster(api, features=tuple(FEATURES))
     beside = [f"{each.base}/{each.plural}" for each in FEATURES.values()]
