@@ -34,6 +34,9 @@ _TERMINAL = {JobState.SUCCEEDED: ConditionType.COMPLETE, JobState.FAILED: Condit
 
 ConditionChange = tuple[bool, str, str]  # whether a condition holds, its reason, its message
 
+_MESSAGE_CHARACTERS = 32_768
+"""The limit of a condition's message in the API; a webhook's refusal, for example, may be longer."""
+
 _ON_THE_WAY = frozenset({"Creating", "GangWaiting", "PodsCreated", "Starting"})
 """Reasons that normally follow each other quickly: one write can skip all but the last."""
 
@@ -72,13 +75,18 @@ def conditions(
                 type=kind,
                 status=status,
                 reason=reason,
-                message=message,
+                message=_bounded(message),
                 last_transition_time=old.last_transition_time if old and same else stamp(now),
                 observed_generation=generation,
             )
         )
     result += [each for each in before.conditions if each.type not in tuple(ConditionType)]
     return tuple(result)
+
+
+def _bounded(message: str) -> str:
+    fits = len(message) <= _MESSAGE_CHARACTERS
+    return message if fits else f"{message[: _MESSAGE_CHARACTERS - 1]}…"
 
 
 def build_status(

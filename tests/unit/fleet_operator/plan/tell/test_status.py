@@ -1,4 +1,4 @@
-"""The status: what somebody else has noted in it stays through the operator's writes."""
+"""The status: what another writer has recorded stays, and what the API server would refuse is cut."""
 
 from fleet_operator.api import JobState, Role, read_job
 from tests.support import jobs
@@ -28,3 +28,12 @@ def test_what_a_newer_build_noted_survives_the_writes_of_this_one():
     assert written["conditions"][-1] == foreign | {"message": ""}
     assert [each["type"] for each in written["conditions"]] == ["PodsCreated", "Running", "Evaluated"]
     assert (written["evaluations"], story.job.status.role(Role.TRAINER).extras) == (3, {"lastStep": 7})
+
+
+def test_a_message_above_the_limit_of_a_condition_is_cut_because_the_whole_status_would_be_refused():
+    story = Story()
+    story.sees(pserver(0), refused="pods is forbidden: " + "a long rule " * 4000)
+    running = story.job.status.condition("Running")
+    assert running is not None
+    assert (len(running.message), running.message[-1]) == (32_768, "…")
+    assert "pods is forbidden: a long rule" in running.message
