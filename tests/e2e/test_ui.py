@@ -1,0 +1,91 @@
+"""``fleetjob ui`` shows a job of the cluster while it trains: its curve, its logs and its replicas.
+
+The page reads the curve from the trainer itself, through the API server and the kubelet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import pytest
+import yaml
+
+from tests.support.fleetjob import PROGRAM, lines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.e2e.conftest import NewNamespace
+    from tests.support.e2e.kubectl import Kubectl
+
+START_SECONDS = 240.0
+SHOWN_SECONDS = 120.0
+
+
+def job_that_trains_on() -> dict[str, Any]:
+    """Return the digits job, with more epochs than any test waits for."""
+    job: dict[str, Any] = yaml.safe_load(Path("examples/digits/fleetjob.yaml").read_text())
+    job["spec"]["template"]["spec"]["containers"][0]["command"] += ["--epochs", "1000000"]
+    return job
+
+
+@pytest.fixture
+def namespace(new_namespace: NewNamespace) -> Iterator[Kubectl]:
+    with new_namespace("ui") as kubectl:
+        yield kubectl
+
+
+async def shown(kubectl: Kubectl, state: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the page's data of the job, once it has a curve of several points, and of trainer 1's log."""
+    process = await asyncio.create_subprocess_exec(
+        PROGRAM,
+        "ui",
+        "--port=0",
+        f"--kubeconfig={kubectl.kubeconfig}",
+        f"--namespace={kubectl.namespace}",
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "XDG_STATE_HOME": str(state)},
+    )
+    try:
+        async with asyncio.timeout(SHOWN_SECONDS), aiohttp.ClientSession() as session:
+            address = (await anext(lines(process.stdout))).split()[2]
+
+            async def ask(path: str, **query: str) -> dict[str, Any]:
+                asked = {"id": f"{kubectl.namespace}/digits", **query}
+                async with session.get(address.replace("/?", f"/api/{path}?"), params=asked) as answer:
+                    assert answer.status == 200, await answer.text()
+                    document: dict[str, Any] = await answer.json()
+                    return document
+
+            job = await ask("job")
+            while len(job["series"].get("loss", {}).get("trainer-0", ())) < 3:
+                await asyncio.sleep(1)
+                job = await ask("job")
+            return job, await ask("log", replica="trainer-1")
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+def test_the_page_has_the_curve_of_a_trainer_that_is_still_training(namespace: Kubectl, tmp_path: Path):
+    namespace("apply", "-f", "-", stdin=json.dumps(job_that_trains_on()))
+    namespace.wait_until(
+        "fleetjobs",
+        "digits",
+        lambda job: job.get("status", {}).get("progress", {}).get("step", 0) > 0,
+        timeout=START_SECONDS,
+        what="to make a step",
+    )
+    job, log = asyncio.run(shown(namespace, tmp_path))
+    assert (job["state"], job["curves_note"]) == ("Running", None)
+    assert {each["name"] for each in job["replicas"]} == {"pserver-0", "pserver-1", "trainer-0", "trainer-1"}
+    steps = [step for step, _ in job["series"]["loss"]["trainer-0"]]
+    assert steps == sorted(steps)
+    assert "trainer-0" in job["series"]["test_accuracy"]
+    assert log["lines"]
+    assert "note" not in log
