@@ -55,7 +55,7 @@ class GradientClip(ABC):
         params_grads : list of (ProgramVariable, ProgramVariable)
             The parameters and their gradients, by name.
         as_attribute : bool
-            Whether the clip comes from `set_gradient_clip`; Paddle's operators then have another order.
+            Whether the clipping comes from `set_gradient_clip`; Paddle's operators then have another order.
 
         Returns
         -------
@@ -157,7 +157,7 @@ class GradientClipByGlobalNorm(GradientClip):
         self.clip_norm = float(clip_norm)
 
     def append(self, params_grads: Pairs, *, as_attribute: bool = False) -> Pairs:
-        """Append the operators that scale all gradients by their global norm."""
+        """Append the operators that scale down all gradients to a maximum global norm."""
         program = params_grads[0][0].block.program
         begin = len(program.global_block().ops)
         squares: list[ProgramVariable] = []
@@ -204,7 +204,7 @@ def set_gradient_clip(
     Raises
     ------
     ConfigurationError
-        `clip` is none of these classes, `param_list` is given, or the program has no parameters yet.
+        `clip` is not of one of these classes, `param_list` is given, or the program has no parameters yet.
 
     Notes
     -----

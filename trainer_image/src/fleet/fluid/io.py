@@ -332,7 +332,7 @@ def load_inference_model(
     executor : Executor
         Has no effect.
     model_filename, params_filename : str, optional
-        The file names with which it was saved.
+        The file names with which the program was saved.
     pserver_endpoints : sequence of str, optional
         Not supported, because an inference model contains all its values.
 
@@ -395,7 +395,7 @@ def _chosen(
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """Return the path of a file in a folder; reject names that lead out of the folder."""
+    """Return the path of a file in a folder; reject a name that refers to a file outside the folder."""
     path = folder / name
     if Path(name).is_absolute() or ".." in Path(name).parts or not Path(name).parts:
         raise ConfigurationError(
@@ -415,7 +415,7 @@ def _read(path: Path) -> Mapping[str, Tensor]:
 
 
 def _fitting(variable: Any, held: Mapping[str, Tensor], path: Path) -> Tensor:
-    """Return the value of a variable from a file's values; raise CheckpointError if none fits."""
+    """Return a variable's value from a file's values; raise CheckpointError if it is missing or does not fit."""
     if variable.name not in held:
         raise CheckpointError(f"{path} has no {variable.name}; it has {', '.join(sorted(held)) or 'nothing'}")
     value = held[variable.name]
