@@ -415,7 +415,7 @@ def _read(path: Path) -> Mapping[str, Tensor]:
 
 
 def _fitting(variable: Any, held: Mapping[str, Tensor], path: Path) -> Tensor:
-    """Return a variable's value from a file's values; raise CheckpointError if it is missing or does not fit."""
+    """Return a variable's value from a file; raise CheckpointError if it is missing or does not match."""
     if variable.name not in held:
         raise CheckpointError(f"{path} has no {variable.name}; it has {', '.join(sorted(held)) or 'nothing'}")
     value = held[variable.name]

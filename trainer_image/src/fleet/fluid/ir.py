@@ -47,7 +47,7 @@ class OpRole(IntEnum):
     SCHEDULE = 16
     """The role of operators that compute the learning rate."""
     LOSS = 256
-    """A flag of the operator that computes the loss, and of the operator that sets the loss's gradient to 1."""
+    """A flag of the operator that computes the loss, and of the one that sets the loss's gradient to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -575,7 +575,7 @@ class ProgramData:
         return copy
 
     def clone(self) -> Self:
-        """Return an independent copy that keeps the source, and copy the startup program too."""
+        """Return an independent copy, with a copy of the startup program and the same PyTorch objects."""
         copy = self.shallow_copy()
         copy.attrs = dict(self.attrs)
         copy.startup_program = self.startup_program.clone() if self.startup_program else None

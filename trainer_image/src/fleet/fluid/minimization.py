@@ -6,8 +6,8 @@ It relies on these properties of the classes in `fleet.fluid.optimizer`, `regula
   `torch_class` and `options`, the class of `fleet.optim` that computes the updates.
 - A regularizer has ``term(parameter, block)``, which appends operators and returns the variable to add to the
   gradient, and ``options``, the options of `fleet.optim` for it: ``{"weight_decay": 0.1}``.
-- A clipping has ``append(params_grads, as_attribute=...)``, which appends operators and returns the parameters
-  with their new gradients, and ``plan``, the same clipping as an object of `fleet.plan.clipping`.
+- A clipping has ``append(params_grads, as_attribute=...)``, which appends operators and returns the
+  parameters with their new gradients, and ``plan``, the same clipping as an object of `fleet.plan.clipping`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -154,7 +154,7 @@ class ProgramModule(nn.Module):
         return found
 
     def hold_state(self) -> None:
-        """Register the variables that steps change as this module's state, after they have been initialized."""
+        """Register the initialized variables that steps change as this module's state."""
         for name in self.computation.writes:
             if name not in self._parameters:
                 value = self.scope.values[name].detach()

@@ -68,7 +68,7 @@ _FORMS = {
         {"Moment": "momentum", "MeanSquare": "mean_square", "MeanGrad": "mean_grad"}, {"rho": ("decay",)}
     ),
 }
-"""By class path. A subclass has no form, because it may compute anything."""
+"""Forms of optimizers, by class path. A subclass has no form, because it may compute anything."""
 
 
 def _form_of(group: GroupSpec) -> _Form:

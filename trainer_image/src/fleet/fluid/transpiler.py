@@ -264,7 +264,7 @@ class DistributeTranspiler:
 
     @property
     def plan(self) -> JobPlan | CollectivePlan:
-        """The plan of the job.
+        """The plan that `transpile` made for the job.
 
         Raises
         ------
