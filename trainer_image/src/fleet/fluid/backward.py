@@ -123,7 +123,7 @@ def _path(block: Block, loss: str, ended: set[str]) -> list[Operator]:
 
 
 def _unused(block: Block, path: Sequence[Operator], loss: str) -> set[str]:
-    """Return the outputs of the path's operators that no operator on the path reads."""
+    """Return the variables, except the loss, that operators on the path compute but none of them reads."""
     read, unused = {loss}, set()
     for op in reversed(path):
         for name in op.output_arg_names:

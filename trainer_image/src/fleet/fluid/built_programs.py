@@ -426,7 +426,7 @@ def _merge_look_ups(block: Block, table: str, blocks: Sequence[PlannedBlock], tr
 
 
 def _append_count(job: _Job, block: Block, counter: str, trainer_id: int, controls: "count[int]") -> None:
-    """Outside sync mode, append a send that counts this trainer's steps on the servers."""
+    """Outside sync mode, append an operator that makes the servers count this trainer's steps."""
     for variable in _counts(job, counter):
         block.create_var(variable)
     own = f"{counter}.trainer_{trainer_id}"
@@ -444,7 +444,7 @@ def _counts(job: _Job, counter: str) -> list[Variable]:
 
 
 def _count_trainers(job: _Job, block: Block) -> None:
-    """Outside sync mode, initialize the servers' step counter so that every trainer's first step is 0."""
+    """Outside sync mode, initialize the servers' and the trainers' step counters, with Paddle's values."""
     counter = job.counter
     if job.sync or counter is None:
         return

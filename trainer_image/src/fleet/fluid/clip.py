@@ -91,7 +91,7 @@ class GradientClipByValue(GradientClip):
         self.plan: GradClip = ClipGradByValue(max, min)
 
     def append(self, params_grads: Pairs, *, as_attribute: bool = False) -> Pairs:
-        """Append an operator that clips each gradient by value."""
+        """Append operators that clip each gradient by value."""
         assert isinstance(self.plan, ClipGradByValue)  # noqa: S101 - for mypy
         bounds: dict[str, Any] = {"min": float(self.plan.low), "max": float(self.plan.max)}
         return _each(params_grads, "clip", end=0 if as_attribute else None, **bounds)
@@ -118,7 +118,7 @@ class GradientClipByNorm(GradientClip):
         self.clip_norm = float(clip_norm)
 
     def append(self, params_grads: Pairs, *, as_attribute: bool = False) -> Pairs:
-        """Append an operator that clips each gradient by its norm."""
+        """Append operators that clip each gradient by its norm."""
         end = 0 if as_attribute else None
         return _each(params_grads, "clip_by_norm", end=end, max_norm=self.clip_norm)
 
@@ -235,7 +235,7 @@ def _append(
     kind: str | None = None,
     **attrs: Any,
 ) -> ProgramVariable:
-    """Append an operator; `kind`, or else `like`, determines whether its output is dense or has rows."""
+    """Append an operator; `kind`, or else `like`, determines whether the output is dense or selected rows."""
     layer = Layer(type)
     name = unique_name.generate(f"{layer.name}.tmp")
     out = create_variable(layer.block, name, (), like.dtype, type=kind or like.type)

@@ -199,7 +199,7 @@ class Computation:
         return self._sources.get(op.inputs[kind.inputs[0]][0]) if source is None else source
 
     def _conditional(self, op: Operator) -> Step:
-        """Bind the operators of a conditional block."""
+        """Bind the operators of a conditional block to PyTorch functions."""
         number: Any = op.attrs["sub_block"]
         block = self._program.blocks[number["block"] if isinstance(number, dict) else number]
         steps = [self._bound(each, block) for each in block.ops]

@@ -41,7 +41,7 @@ _CAPACITY: Final = 8
 _TAIL: Final = 5
 """The number of lines of stderr that an error shows."""
 _MOMENT: Final = 0.5
-"""The time in seconds to wait after a malformed line, because a failing command may have cut the line off."""
+"""The time in seconds to wait for the command to fail after a malformed line, which it may have cut off."""
 _NUMBERS: Final = {"int64": int, "float32": float}
 
 
@@ -563,7 +563,7 @@ def _column(variable: Any, values: Sequence[list[Any]]) -> Fed:
     try:
         array = np.array(flat, dtype=variable.dtype)
     except OverflowError:
-        try:  # ids are uint64 in the original's files, and int64 in its programs
+        try:  # ids are uint64 in Paddle's files, and int64 in its programs
             array = np.array(flat, dtype=np.uint64).view(np.int64)
         except OverflowError as error:
             raise ConfigurationError(f"{variable.name} has an id of more than 64 bits: {error}") from error

@@ -224,7 +224,7 @@ def resume(source: Source, trainer: "Trainer", *, joined: bool = False) -> None:
 
 
 def initialize_once(source: Source, device: torch.device | str, *, tables: bool = False) -> None:
-    """Compute the initial values as `initialize` does, unless this was already done."""
+    """Compute the initial values as `initialize` does, unless they have already been computed."""
     if isinstance(source.module, ProgramModule) and not source.module.started:
         initialize(source, device, tables=tables)
 

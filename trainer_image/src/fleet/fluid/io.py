@@ -4,8 +4,8 @@ Each variable is saved in a file with the variable's name; with a `filename`, al
 The files have the safetensors format. A program for inference is saved as ``__model__`` in the same folder:
 the JSON of `Program.to_json`, with the names of the fed and fetched variables.
 
-In a job, `save_persistables` and `load_persistables` call the methods of the job's `fleet`, which save and
-load a checkpoint of all servers.
+In a job, `save_persistables` and `load_persistables` save and load a checkpoint of all servers, like the
+methods of the job's `fleet`.
 """
 
 import json
@@ -346,6 +346,8 @@ def load_inference_model(
     ------
     CheckpointError
         A file is missing or damaged.
+    ConfigurationError
+        `pserver_endpoints` is given.
     """
     if pserver_endpoints:
         raise ConfigurationError(

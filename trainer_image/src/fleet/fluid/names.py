@@ -272,7 +272,7 @@ _BESIDE: Final = {
     "fluid.transpiler.distribute_transpiler.distributed_strategy": "fleet",
     "fluid.transpiler.distribute_transpiler": "fleet",
 }
-"""The counterparts, outside `fleet.fluid`, of Paddle's modules and of one attribute."""
+"""The counterparts, outside `fleet.fluid`, of some of Paddle's modules and of one attribute."""
 _EXAMPLES: Final = """
 fluid: BuildStrategy BuildStrategy.ReduceStrategy.Reduce CompiledProgram CPUPlace CUDAPlace data DataFeeder
 fluid: DatasetFactory default_main_program default_startup_program DistributeTranspiler

@@ -319,7 +319,7 @@ _defaults: dict[str, Program] = {}
 
 @contextmanager
 def program_guard(main_program: Program, startup_program: Program | None = None) -> Iterator[None]:
-    """Make layers in the ``with`` block append to these programs instead of the default ones.
+    """Make layers in the ``with`` block append to the given programs instead of the default ones.
 
     Parameters
     ----------

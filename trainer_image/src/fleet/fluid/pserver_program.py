@@ -123,7 +123,7 @@ def _optimize_operators(step: Block) -> dict[str, list[Operator]]:
 
 
 def _append_prefetch_blocks(root: Block, tables: Sequence[str]) -> list[Attribute]:
-    """Append a look-up block for each table; return each block with its ids variable."""
+    """Append a look-up block for each table; return each block's ids variable and index, as text."""
     whose: list[Attribute] = []
     for name in tables:
         block = root.program.create_block()
@@ -164,7 +164,7 @@ def _origin(piece: PlannedBlock) -> dict[str, Attribute]:
 def _append_step(
     block: Block, step: Block, operators: Sequence[Operator], piece: PlannedBlock, plan: JobPlan
 ) -> None:
-    """Append a server's update of a slice."""
+    """Append the operators with which a server updates a slice."""
     if plan.geo:
         _append_addition(block, piece)
         return
@@ -230,7 +230,7 @@ def _append_compensation(block: Block, piece: PlannedBlock, plan: JobPlan) -> No
 
 
 def _append_addition(block: Block, piece: PlannedBlock) -> None:
-    """Append a server's update in GEO mode, which adds a trainer's change to the values."""
+    """Append the operator that adds a trainer's change to a slice's values in GEO mode."""
     attrs: dict[str, Attribute] = {
         "param_group": piece.group,
         "op_role": _OPTIMIZE,

@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 _loaders: dict[str, "GeneratorLoader"] = {}
-"""The loaders of ``read`` operators by the name of the reader's variable, like Paddle's queues."""
+"""The loaders of ``read`` operators, by the name of the reader's variable, like Paddle's queues."""
 _numbers = count()
 
 

@@ -115,7 +115,7 @@ def append_startup(block: Block, variables: Iterable[Variable]) -> None:
 
 
 def _append_look_up(block: Block, table: TableSpec) -> None:
-    """Append the look-up of a table's rows before the model's operators."""
+    """Append the operator that looks up a table's rows, which precedes the model's operators."""
     rows = f"{table.name}@ROWS"
     for name in (table.name, rows, f"{table.name}@GRAD"):
         block.create_var(Variable(name, (table.num_embeddings, table.dimension)))

@@ -314,7 +314,7 @@ class DistributeTranspiler:
 def _for_servers(
     mode: object, sync_mode: bool, pservers: str | Iterable[str]
 ) -> list[tuple[str, object, object]]:
-    """Return the arguments that concern only servers, each with its option's name, value and default."""
+    """Return the arguments that concern only servers, each as an option's name, value and default."""
     return [
         ("DistributeTranspiler.mode", mode, None),
         ("transpile.sync_mode", sync_mode, True),

@@ -120,7 +120,7 @@ def data(
 
 
 def _dtype(given: Any) -> str:
-    """Return a dtype as text."""
+    """Return the name of a dtype, such as ``float32``."""
     return str(getattr(given, "__name__", given)).removeprefix("torch.")
 
 

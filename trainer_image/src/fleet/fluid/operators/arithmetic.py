@@ -229,7 +229,7 @@ _reduction("reduce_min", "Out", lambda x, dims, keep: _extreme(x, torch.amin, di
 
 
 class _Extreme(torch.autograd.Function):
-    """The maxima or minima; each of several equal elements receives the whole gradient."""
+    """The maxima or minima of a tensor; each of several equal elements receives the whole gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, function: Any, dims: list[int]) -> Tensor:

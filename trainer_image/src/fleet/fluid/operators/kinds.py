@@ -29,7 +29,7 @@ Shapes = Callable[[Mapping[str, Any], Mapping[str, Any]], Sequence[Shape]]
 
 @dataclass(frozen=True)
 class Gradient:
-    """The operator that computes the gradients of an operator's inputs.
+    """A description of the operator that computes the gradients of another operator's inputs.
 
     Attributes
     ----------
