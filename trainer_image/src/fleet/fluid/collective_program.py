@@ -52,7 +52,7 @@ def plan_collective(
     Raises
     ------
     TranspileError
-        An argument or a field cannot be honoured.
+        An argument or a field is not supported.
     """
     endpoints = _endpoints(config.mode, trainers)
     config.check_collective()

@@ -90,7 +90,7 @@ class DataFeeder:
         Parameters
         ----------
         reader : callable
-            A reader of mini-batches, such as `paddle.batch` returns.
+            A reader of mini-batches, for example a result of `paddle.batch`.
         multi_devices : bool
             Has no effect, because a process has one device.
         num_places : int, optional

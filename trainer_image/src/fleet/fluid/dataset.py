@@ -3,7 +3,7 @@
 `set_pipe_command` names the command. It runs once per file, as a child process with the file as stdin, and
 writes one line per sample: for each variable the number of its values, and the values
 (`fleet.fluid.incubate.data_generator`). With n threads, thread i reads every n-th file, starting at the i-th,
-and the batches of the threads alternate, so that their order does not depend on time. The steps themselves
+and the batches of the threads alternate, so that their order does not depend on timing. The steps themselves
 run one after another.
 """
 

@@ -2,7 +2,7 @@
 
 Variables and operators are immutable. A block is an ordered, editable list of operators over named variables.
 A program is a list of blocks; the first one, the global block, is the parent of the others. Two programs are
-equal if their blocks and attributes are equal. Their plans, startup programs and the Python objects behind
+equal if their blocks and attributes are equal. Their plans, startup programs and the PyTorch objects behind
 them (`Source`) do not count.
 
 This module does not interpret the attributes of operators; the modules that use it do.

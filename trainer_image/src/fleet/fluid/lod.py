@@ -37,7 +37,7 @@ class LoDTensor:
 
     Notes
     -----
-    Paddle's ``fluid.LoDTensor``. As in Paddle, ``numpy.array(tensor)`` gives the values.
+    Paddle's ``fluid.LoDTensor``. As in Paddle, ``numpy.array(tensor)`` returns the values.
     """
 
     def __init__(self, values: npt.ArrayLike | None = None, lengths: Lengths = ()) -> None:

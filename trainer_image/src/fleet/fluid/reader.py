@@ -128,7 +128,7 @@ class GeneratorLoader:
         Parameters
         ----------
         reader : callable
-            Returns an iterator over lists of samples, such as `paddle.batch` returns.
+            Returns an iterator over lists of samples; for example a result of `paddle.batch`.
         places : optional
             As for `set_sample_generator`.
 

@@ -19,7 +19,7 @@ def trainer_program(plan: JobPlan, trainer_id: int, *, wait_port: bool = True) -
     """Return the program that the trainer with index `trainer_id` runs in each step.
 
     Each gradient is sent right after the operator that produces it, so that communication overlaps with the
-    rest of the backward pass. The optimize operators and their state are removed, because the servers step.
+    rest of the backward pass. The optimize operators and their state are removed, because servers run them.
     In GEO the optimize operators stay, and the changes are sent after them.
 
     Parameters
