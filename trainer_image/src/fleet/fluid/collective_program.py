@@ -52,7 +52,7 @@ def plan_collective(
     Raises
     ------
     TranspileError
-        An argument or a field is not supported.
+        An argument or a field is invalid or not supported.
     """
     endpoints = _endpoints(config.mode, trainers)
     config.check_collective()

@@ -98,7 +98,7 @@ class DistributeTranspiler:
         Raises
         ------
         TranspileError
-            An argument or a config field is not supported. Nothing is changed in this case.
+            An argument or a config field is invalid or not supported. No program is changed in this case.
         """
         main = program if program is not None else default_main_program()
         startup = _startup_of(main, program, startup_program)
