@@ -1,8 +1,8 @@
 """The ``paddle.fluid`` interface, which scripts import with ``from fleet import fluid``.
 
 A program describes a training step as operators over variables. `ir` defines the data, `printer` formats a
-program, and `serialise` writes and reads it. A module that has the name of one in ``paddle.fluid``, such as
-`core`, contains what scripts import from it. The other modules, by what they do with a program:
+program, and `serialise` writes and reads it. A module with the same name as one in ``paddle.fluid``, such as
+`core`, contains the names that scripts import from there. The other modules, by what they do with a program:
 
 - Building it with `layers` and `optimizer`: `building` appends operators, whose kinds are in `operators`;
   `minimization` appends clipping, regularization and updates to the gradients of `backward`, and records them

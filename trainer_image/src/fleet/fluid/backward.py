@@ -1,4 +1,4 @@
-"""The backward pass of a built program, appended as one operator for each gradient, as in Paddle.
+"""The backward pass of a built program: gradient operators that are appended to it, as in Paddle.
 
 These operators describe what autograd computes; see `fleet.fluid.module`.
 """
@@ -29,7 +29,7 @@ def append_backward(
     callbacks: Any = None,
     checkpoints: Any = None,
 ) -> list[tuple[ProgramVariable, ProgramVariable]]:
-    """Append the operators that compute the gradients of a loss, and return the gradients.
+    """Append the operators that compute the gradients of a loss; return the parameters with their gradients.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ def _path(block: Block, loss: str, ended: set[str]) -> list[Operator]:
 
 
 def _unused(block: Block, path: Sequence[Operator], loss: str) -> set[str]:
-    """Return the outputs of the path's operators that no operator on the path reads."""
+    """Return the variables, except the loss, that operators on the path compute but none of them reads."""
     read, unused = {loss}, set()
     for op in reversed(path):
         for name in op.output_arg_names:
@@ -141,7 +141,7 @@ def _mark_loss(block: Block, loss: str) -> None:
 
 
 def _last_writer(block: Block, name: str) -> int:
-    """Return the index of the last operator that computes a variable, or -1."""
+    """Return the index of the last operator that computes a variable, or -1 if none does."""
     at = len(block.ops) - 1
     while at >= 0 and name not in block.ops[at].output_arg_names:
         at -= 1
@@ -193,9 +193,9 @@ def _reslotted(op: Operator, gradient: Gradient) -> Operator:
 
 
 def _summed(ops: Sequence[Operator]) -> list[Operator]:
-    """Sum gradients that several operators compute: rename the parts, and append the sums.
+    """Sum gradients that several operators compute: rename the parts, and insert the sums.
 
-    A sum precedes the first operator that reads it; if no operator does, it is the last operator.
+    A sum precedes the first operator that reads it, or is at the end if no operator reads it.
     """
     total = Counter(
         name
@@ -227,9 +227,9 @@ def _sum(name: str, parts: Sequence[str]) -> Operator:
 
 
 def _without_ended(ops: Sequence[Operator], ended: set[str]) -> list[Operator]:
-    """Remove operators that only read stopped gradients, and record their outputs as stopped too.
+    """Remove operators that read or compute only stopped gradients; record their outputs as stopped too.
 
-    If an operator reads other gradients as well, those that have ended are zeros.
+    If an operator reads other gradients as well, additional operators set the stopped ones to zeros.
     """
     kept = []
     for op in ops:
@@ -247,7 +247,7 @@ def _without_ended(ops: Sequence[Operator], ended: set[str]) -> list[Operator]:
 
 
 def _declare(block: Block, op: Operator) -> None:
-    """Declare the gradient variables that an operator computes, with the shapes of their variables."""
+    """Declare the gradient variables that an operator computes, with the shapes of the forward variables."""
     forward = kinds().get(op.type.removesuffix("_grad")) if op.type.endswith("_grad") else None
     rule = forward.gradient.lod_from if forward is not None and forward.gradient is not None else "X"
     rows = op.type == "lookup_table_grad" and bool(op.attrs["is_sparse"])

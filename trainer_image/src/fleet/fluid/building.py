@@ -1,13 +1,13 @@
 """The variables and operators of programs that scripts build with layers.
 
-The other modules of `fleet.fluid` rely on this:
+The other modules of `fleet.fluid` rely on these facts:
 
 - A `ProgramVariable` has `name`, `shape` (-1 for the size of the batch), `dtype` as text, `lod_level`,
   `stop_gradient`, `persistable`, `is_parameter`, `is_data` and `block`; a parameter also has `trainable`,
   `learning_rate` and `regularizer`. Only `stop_gradient` and `persistable` may be assigned.
-- A `Layer` names the variables of one layer, and appends operators with their outputs. Within a
-  ``with`` block of `ProgramData.roles`, they get another role. `Layer.parameter` creates a parameter and its
-  initial value.
+- A `Layer` names the variables of one layer, and appends operators with their outputs. Within a ``with``
+  block of `ProgramData.roles`, these operators get another role. `Layer.parameter` creates a parameter and
+  its initial value.
 - An initializer has ``operator(shape, dtype, seed)``, which returns the type and the attributes of the
   operator of the startup program.
 - Feeds map the names of data to arrays or to `fleet.fluid.lod.LoDTensor`.
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 _END = 10_000_000
-"""The end of a range that the original writes for "up to the end"."""
+"""The end index that Paddle writes for a range without an end."""
 _ASSIGNED = frozenset({"block", "stop_gradient", "persistable", "regularizer", "initializer"})
 
 
@@ -125,7 +125,7 @@ class ProgramVariable(Variable):
         return _selected(self, item if isinstance(item, tuple) else (item,))
 
     __iter__ = None
-    """Not iterable: Python would otherwise ask for items without end."""
+    """None, because Python would otherwise iterate by calling `__getitem__` without end."""
 
     def __neg__(self) -> "ProgramVariable":
         return _scale(self, -1.0, 0.0)
@@ -297,7 +297,7 @@ def _level(kind: Kind, inputs: Mapping[str, Any], attrs: Mapping[str, Any]) -> i
 
 
 class Layer:
-    """The call of a layer, which creates parameters, temporary variables and operators.
+    """A helper for one call of a layer, which creates parameters, temporary variables and operators.
 
     Parameters
     ----------
@@ -318,7 +318,7 @@ class Layer:
         self.block = self.main.current_block()
 
     def temporary(self, dtype: str, *, stop_gradient: bool = False) -> ProgramVariable:
-        """Create a variable for an output, whose shape is inferred later from its operator."""
+        """Create a variable for an operator's output; its shape is inferred when the operator is appended."""
         name = unique_name.generate(f"{self.name}.tmp")
         return create_variable(self.block, name, (), dtype, stop_gradient=stop_gradient)
 
@@ -424,14 +424,14 @@ class Layer:
         return self.append("elementwise_add", {"X": x, "Y": bias}, axis=axis)
 
     def activated(self, x: ProgramVariable, act: str | None) -> ProgramVariable:
-        """Append an activation, such as ``relu``; without one, return `x` unchanged."""
+        """Append an activation, such as ``relu``; return `x` unchanged if `act` is None."""
         return x if act is None else self.append(act, {"X": x})
 
 
 def start_with(
     startup: Program, name: str, shape: Sequence[int], dtype: str, initializer: Any, **facts: Any
 ) -> ProgramVariable:
-    """Insert an operator that initializes a variable at the beginning of a startup program.
+    """Insert an operator at the beginning of a startup program to initialize a variable.
 
     A variable has only one such operator, from the first call.
     """

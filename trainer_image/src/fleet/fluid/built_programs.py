@@ -1,7 +1,7 @@
 """The trainer and server programs that Paddle's transpiler creates from a program built with layers.
 
 They show the plan in Paddle's operators, slots and names; the runtime follows the plan. Tables are shown in
-slices of consecutive rows, where the runtime spreads rows by their ids.
+slices of consecutive rows, although the runtime distributes rows by their ids.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ _SERVED_STARTS: Final = frozenset(
 
 @dataclass(frozen=True)
 class _Job:
-    """The data that the trainer and server programs of one job share."""
+    """The built program and the plan of a job, from which trainer and server programs are created."""
 
     origin: Program
     plan: JobPlan
@@ -63,7 +63,7 @@ class _Job:
 
     @cached_property
     def gradients(self) -> dict[str, str]:
-        """The gradient of each parameter and table."""
+        """The gradient's name for each parameter and table."""
         training = self.origin.training
         return {each.name: each.gradient for each in training.parameters} if training is not None else {}
 
@@ -131,7 +131,7 @@ def trainer_program(origin: Program, plan: JobPlan, trainer_id: int, *, wait_por
     _rename(block, renamed)
     controls = count()
     done = {name: _append_send(job, block, name, trainer_id, controls) for name in job.dispatched}
-    control = _control(block, controls)  # unused without barriers, and there all the same
+    control = _control(block, controls)  # declared even if there are no barriers
     barrier = control if job.sync else None
     if barrier is not None:
         endpoints: dict[str, Attribute] = {"endpoints": list(plan.endpoints), "trainer_id": trainer_id}
@@ -151,7 +151,7 @@ def trainer_program(origin: Program, plan: JobPlan, trainer_id: int, *, wait_por
         block.append_op("fetch_barrier", {"X": [barrier]}, outputs, rpc)
     if not plan.sender_cuts:
         _append_concats(job, block, _DIST)
-    # Only now: where regularization has changed a gradient, the original sends it behind all updates.
+    # Only now, because Paddle sends a gradient after all updates if regularization has changed it.
     away = (_OPTIMIZE, *_RATES)
     block.ops[:] = [op for op in block.ops if op.attrs.get("op_role") not in away]
     _drop(block, job.served())
@@ -321,7 +321,10 @@ def _control(block: Block, numbers: "count[int]") -> str:
 
 
 def _append_send(job: _Job, block: Block, name: str, trainer_id: int, controls: "count[int]") -> str:
-    """Insert the split and send of a gradient after its operator; return the send's control variable."""
+    """Insert the operators that split and send a gradient; return the control variable of the send.
+
+    They follow the operator that computes the gradient.
+    """
     blocks, whole = job.sliced[name], job.whole(name, trainer_id)
     at = max(at for at, op in enumerate(block.ops) if whole in op.output_arg_names)
     parts = [job.sent(job.gradients[name], each, trainer_id) for each in blocks]
@@ -365,7 +368,7 @@ def _sending(
 def _append_receive(
     job: _Job, block: Block, name: str, blocks: Sequence[PlannedBlock], trainer_id: int, behind: str | None
 ) -> list[str]:
-    """Append the receive of a parameter, and return its outputs."""
+    """Append the operator that receives a parameter, and return its outputs."""
     names = [each.name for each in blocks]
     for each in blocks if blocks[0].sliced else ():
         block.create_var(_slice_of(job.block.var(name), each.name, each, persistable=False))
@@ -423,7 +426,7 @@ def _merge_look_ups(block: Block, table: str, blocks: Sequence[PlannedBlock], tr
 
 
 def _append_count(job: _Job, block: Block, counter: str, trainer_id: int, controls: "count[int]") -> None:
-    """Outside sync mode, append a send that counts this trainer's steps on the servers."""
+    """Outside sync mode, append an operator that makes the servers count this trainer's steps."""
     for variable in _counts(job, counter):
         block.create_var(variable)
     own = f"{counter}.trainer_{trainer_id}"
@@ -441,7 +444,7 @@ def _counts(job: _Job, counter: str) -> list[Variable]:
 
 
 def _count_trainers(job: _Job, block: Block) -> None:
-    """Outside sync mode, start the servers' step counter so that every trainer's first step is 0."""
+    """Outside sync mode, initialize the servers' and the trainers' step counters, with Paddle's values."""
     counter = job.counter
     if job.sync or counter is None:
         return
@@ -509,12 +512,12 @@ def _append_update(job: _Job, block: Block, each: PlannedBlock) -> None:
 
 
 def _with_decay(gradient: str) -> str:
-    """Return the name of a sparse gradient after the term of a regularizer has made it dense."""
+    """Return the name of the dense gradient that results from adding a regularizer's term to a sparse one."""
     return f"{gradient}@NEWGRAD@"
 
 
 def _append_inner_block(job: _Job, outer: Block) -> None:
-    """Copy the block that the last operator of a block runs, if it runs one, with the variables it names."""
+    """Copy the inner block that a block's last operator runs, if any, and the inner block's variables."""
     op = outer.ops[-1]
     number: Any = op.attrs.get("sub_block")
     if number is None:

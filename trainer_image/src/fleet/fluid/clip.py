@@ -55,7 +55,7 @@ class GradientClip(ABC):
         params_grads : list of (ProgramVariable, ProgramVariable)
             The parameters and their gradients, by name.
         as_attribute : bool
-            Whether the clip comes from `set_gradient_clip`; Paddle's operators then have another order.
+            Whether the clipping comes from `set_gradient_clip`; Paddle's operators then have another order.
 
         Returns
         -------
@@ -91,7 +91,7 @@ class GradientClipByValue(GradientClip):
         self.plan: GradClip = ClipGradByValue(max, min)
 
     def append(self, params_grads: Pairs, *, as_attribute: bool = False) -> Pairs:
-        """Append an operator that clips each gradient by value."""
+        """Append operators that clip each gradient by value."""
         assert isinstance(self.plan, ClipGradByValue)  # noqa: S101 - for mypy
         bounds: dict[str, Any] = {"min": float(self.plan.low), "max": float(self.plan.max)}
         return _each(params_grads, "clip", end=0 if as_attribute else None, **bounds)
@@ -118,7 +118,7 @@ class GradientClipByNorm(GradientClip):
         self.clip_norm = float(clip_norm)
 
     def append(self, params_grads: Pairs, *, as_attribute: bool = False) -> Pairs:
-        """Append an operator that clips each gradient by its norm."""
+        """Append operators that clip each gradient by its norm."""
         end = 0 if as_attribute else None
         return _each(params_grads, "clip_by_norm", end=end, max_norm=self.clip_norm)
 
@@ -157,7 +157,7 @@ class GradientClipByGlobalNorm(GradientClip):
         self.clip_norm = float(clip_norm)
 
     def append(self, params_grads: Pairs, *, as_attribute: bool = False) -> Pairs:
-        """Append the operators that scale all gradients by their global norm."""
+        """Append the operators that scale down all gradients to a maximum global norm."""
         program = params_grads[0][0].block.program
         begin = len(program.global_block().ops)
         squares: list[ProgramVariable] = []
@@ -204,7 +204,7 @@ def set_gradient_clip(
     Raises
     ------
     ConfigurationError
-        `clip` is none of these classes, `param_list` is given, or the program has no parameters yet.
+        `clip` is not of one of these classes, `param_list` is given, or the program has no parameters yet.
 
     Notes
     -----
@@ -235,7 +235,7 @@ def _append(
     kind: str | None = None,
     **attrs: Any,
 ) -> ProgramVariable:
-    """Append an operator; `kind`, or else `like`, determines whether its output is dense or has rows."""
+    """Append an operator; `kind`, or else `like`, determines whether the output is dense or selected rows."""
     layer = Layer(type)
     name = unique_name.generate(f"{layer.name}.tmp")
     out = create_variable(layer.block, name, (), like.dtype, type=kind or like.type)

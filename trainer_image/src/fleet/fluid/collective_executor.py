@@ -1,4 +1,4 @@
-"""Collective training with an executor: averages gradients as in a script's own training loop."""
+"""Collective training with an executor: joins the trainers, and makes the optimizer average gradients."""
 
 import os
 import weakref

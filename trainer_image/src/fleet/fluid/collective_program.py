@@ -52,7 +52,7 @@ def plan_collective(
     Raises
     ------
     TranspileError
-        An argument or a field cannot be honoured.
+        An argument or a field is invalid or not supported.
     """
     endpoints = _endpoints(config.mode, trainers)
     config.check_collective()
@@ -164,7 +164,7 @@ def _start_up(block: Block, names: list[str], trainer_id: int, endpoints: list[s
 
 
 def _average_gradients(block: Block, num_trainers: int) -> None:
-    """Append an average over trainers after each operator that computes a gradient."""
+    """Insert operators that average each gradient over the trainers, after the operator that computes it."""
     gradients = {f"{parameter.name}@GRAD" for parameter in block.all_parameters()}
     computation, block.ops[:] = list(block.ops), []
     last = {
@@ -185,7 +185,7 @@ def _average_gradients(block: Block, num_trainers: int) -> None:
 
 
 def _average_parameters(block: Block, num_trainers: int) -> None:
-    """Append an average over trainers of each parameter after the optimizer's operators."""
+    """Append operators that average each parameter over the trainers, after the optimizer's operators."""
     for parameter in block.all_parameters():
         _append_mean(block, parameter.name, num_trainers)
 

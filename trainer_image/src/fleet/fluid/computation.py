@@ -21,7 +21,7 @@ from fleet.fluid.operators import GRAD, Kind, kind_of
 __all__ = ["Computation", "Lengths"]
 
 Lengths = Mapping[str, Sequence[Tensor]]
-"""The lengths of the sequences of data, by name: a tensor for each level."""
+"""The sequence lengths of fed data, by the name of the variable, as one tensor per LoD level."""
 Values = MutableMapping[str, Any]
 Step = Callable[[Values], None]
 
@@ -57,9 +57,9 @@ class Computation:
     reads : tuple of str
         The persistable variables that the operators read before they write them.
     writes : tuple of str
-        The persistable variables that they write.
+        The persistable variables that the operators write.
     reshaped : frozenset of str
-        The data that they write. The declared shapes are those after the operators have run.
+        The feeds that the operators also write. Their declared shapes are those after the operators have run.
 
     Raises
     ------
@@ -99,7 +99,7 @@ class Computation:
 
     @property
     def program(self) -> ProgramData:
-        """The program."""
+        """The program whose operators this computation runs."""
         return self._program
 
     def run(
@@ -121,7 +121,8 @@ class Computation:
         retained : collection of str
             The variables whose gradients must be available after the backward pass.
         fetched : collection of str
-            The variables whose values are wanted: a product to which a bias is added has none otherwise.
+            The variables whose values are needed. A product that is fused with the addition of its bias has
+            no value unless it is listed here or in `retained`.
 
         Returns
         -------
@@ -146,7 +147,7 @@ class Computation:
         return found
 
     def source_of(self, name: str) -> tuple[str, int] | None:
-        """Return the fed data from which a variable takes its sequences, and the LoD levels removed."""
+        """Return the fed data whose sequences a variable inherits, and the number of LoD levels removed."""
         return self._sources.get(name)
 
     def _bound(self, op: Operator, block: Block) -> Step:
@@ -184,7 +185,7 @@ class Computation:
         return partial(kind.compute, **attrs) if attrs else kind.compute
 
     def _trace(self, op: Operator, kind: Kind) -> tuple[str, int] | None:
-        """Record which fed data the outputs take their sequences from; return it if the operator needs it."""
+        """Record whose sequences the outputs inherit; return the input's source if lengths are needed."""
         of = op.inputs.get(kind.lod_slot({**kind.attrs, **op.attrs}))
         kept = source = self._sources.get(of[0]) if of else None
         if source is not None:
@@ -198,7 +199,7 @@ class Computation:
         return self._sources.get(op.inputs[kind.inputs[0]][0]) if source is None else source
 
     def _conditional(self, op: Operator) -> Step:
-        """Bind the operators of a conditional block."""
+        """Bind the operators of a conditional block to PyTorch functions."""
         number: Any = op.attrs["sub_block"]
         block = self._program.blocks[number["block"] if isinstance(number, dict) else number]
         steps = [self._bound(each, block) for each in block.ops]
@@ -215,7 +216,7 @@ class Computation:
 def _with_biases(
     operators: Sequence[Operator], steps: Sequence[Step], block: Block
 ) -> tuple[list[Step], frozenset[str]]:
-    """Fuse products with the additions of their biases; also return the names of the products replaced."""
+    """Fuse matrix products with bias additions; return the steps, and the names of the fused products."""
     readers = Counter(name for op in operators for name in op.input_arg_names)
     fused: list[Step] = []
     hidden: set[str] = set()

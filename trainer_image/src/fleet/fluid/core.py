@@ -13,7 +13,7 @@ __all__ = ["CPUPlace", "CUDAPlace", "EOFException", "Scope", "VarDesc", "get_cud
 
 
 class VarDesc:
-    """The namespace of `VarType`."""
+    """The namespace of `VarType`, as in ``fluid.core.VarDesc.VarType.FP32``."""
 
     class VarType:
         """The dtypes of variables, by their names in Paddle."""

@@ -90,7 +90,7 @@ class DataFeeder:
         Parameters
         ----------
         reader : callable
-            A reader of mini-batches, as `paddle.batch` makes it.
+            A reader of mini-batches, for example a result of `paddle.batch`.
         multi_devices : bool
             Has no effect, because a process has one device.
         num_places : int, optional
@@ -154,7 +154,7 @@ def converted(column: Iterable[Any], variable: Any) -> Fed:
 
 
 def named(variables: Sequence[Any], batch: Any) -> Mapping[str, Fed]:
-    """Return a batch as a feed, given a dict by variable name or a list in the variables' order.
+    """Return the feed for a batch, which is a dict by variable name or a list in the variables' order.
 
     Raises
     ------

@@ -1,9 +1,9 @@
-"""Datasets: convert files to samples with a command that the script sets, and train on the samples.
+"""Datasets for training, which convert files to samples with a command that the script sets.
 
 `set_pipe_command` names the command. It runs once per file, as a child process with the file as stdin, and
 writes one line per sample: for each variable the number of its values, and the values
 (`fleet.fluid.incubate.data_generator`). With n threads, thread i reads every n-th file, starting at the i-th,
-and the batches of the threads alternate, so that their order does not depend on time. The steps themselves
+and the batches of the threads alternate, so that their order does not depend on timing. The steps themselves
 run one after another.
 """
 
@@ -41,7 +41,7 @@ _CAPACITY: Final = 8
 _TAIL: Final = 5
 """The number of lines of stderr that an error shows."""
 _MOMENT: Final = 0.5
-"""The time in seconds to wait, after a malformed line, for the command to fail, which may have cut it off."""
+"""The time in seconds to wait for the command to fail after a malformed line, which it may have cut off."""
 _NUMBERS: Final = {"int64": int, "float32": float}
 
 
@@ -142,7 +142,7 @@ class QueueDataset:
         self._files = [Path(file) for file in filelist]
 
     def set_pipe_command(self, pipe_command: str) -> None:
-        """Set the command that turns a file into lines of samples (default ``cat``).
+        """Set the command that converts a file to samples, one per line (default ``cat``).
 
         Parameters
         ----------
@@ -400,7 +400,7 @@ class FetchHandler:
         self.period_secs = period_secs
 
     def handler(self, res_dict: Mapping[str, Any]) -> None:
-        """Print the values; override this method to use them otherwise.
+        """Print the values; override this method to process them differently.
 
         Parameters
         ----------
@@ -540,7 +540,7 @@ def _listen(stream: IO[str], said: deque[str]) -> None:
 
 
 def _row(line: str, variables: Sequence[Any]) -> Row:
-    """Parse a line of samples; raise ValueError or IndexError if it does not match the variables."""
+    """Parse the line of a sample; raise ValueError or IndexError if it does not match the variables."""
     words = line.split()
     row, at = [], 0
     for variable in variables:
@@ -563,7 +563,7 @@ def _column(variable: Any, values: Sequence[list[Any]]) -> Fed:
     try:
         array = np.array(flat, dtype=variable.dtype)
     except OverflowError:
-        try:  # ids are uint64 in the original's files, and int64 in its programs
+        try:  # ids are uint64 in Paddle's files, and int64 in its programs
             array = np.array(flat, dtype=np.uint64).view(np.int64)
         except OverflowError as error:
             raise ConfigurationError(f"{variable.name} has an id of more than 64 bits: {error}") from error

@@ -119,14 +119,15 @@ def fetched_gradients(
     Parameters
     ----------
     source : Source
-        Of any program; a captured one returns the gradients that its step has used.
+        Of any program. For a captured one, the result is empty: the executor fetches its gradients after
+        the step.
     names : sequence of str
         The variables to be fetched.
     found : mapping of str to Tensor
-        What the module has returned.
+        The values that the module has returned.
     local : bool
-        Whether this process updates the parameters: without clipping, the operators of regularizers add
-        their terms to a gradient in place, as Paddle's do.
+        Whether this process updates the parameters. In this case, and without clipping, a gradient includes
+        the terms of regularizers, which Paddle's operators add to it in place.
 
     Returns
     -------
@@ -179,10 +180,10 @@ def initialize(source: Source, device: torch.device | str, *, tables: bool = Fal
     Parameters
     ----------
     source : Source
-        Of any program; a captured one has its initial values.
+        Of any program; a captured one already has its initial values.
     device : torch.device or str
     tables : bool
-        Whether a parameter server runs in this process; it gives the rows of tables their first values.
+        Whether a parameter server, which initializes the rows of tables, runs in this process.
     """
     module = source.module
     if not isinstance(module, ProgramModule):
@@ -205,15 +206,16 @@ def initialize(source: Source, device: torch.device | str, *, tables: bool = Fal
 
 
 def resume(source: Source, trainer: "Trainer", *, joined: bool = False) -> None:
-    """Bring a built program to the step of its trainer, which has joined a job or loaded a checkpoint.
+    """Advance a built program to its trainer's step, after the trainer has joined or loaded a checkpoint.
 
     Parameters
     ----------
     source : Source
-        Of any program; a captured one needs nothing.
+        Of any program; for a captured one, nothing is done.
     trainer : Trainer
     joined : bool
-        Whether it has just joined. If training has begun, it gets the values of the newest checkpoint.
+        Whether the trainer has just joined. If training has begun, the trainer then restores the values of
+        the newest checkpoint.
     """
     if isinstance(source.module, ProgramModule):
         if joined and trainer.current_step:
@@ -222,7 +224,7 @@ def resume(source: Source, trainer: "Trainer", *, joined: bool = False) -> None:
 
 
 def initialize_once(source: Source, device: torch.device | str, *, tables: bool = False) -> None:
-    """Compute the initial values as `initialize` does, unless this was already done."""
+    """Compute the initial values as `initialize` does, unless they have already been computed."""
     if isinstance(source.module, ProgramModule) and not source.module.started:
         initialize(source, device, tables=tables)
 
@@ -250,7 +252,7 @@ def prepare(program: Program, device: torch.device | str) -> Source:
 
 
 def ready(source: Source, feed: Mapping[str, Any], names: Sequence[str], device: Any) -> dict[str, Any]:
-    """Return a step's arguments, after making the module retain the gradients to be fetched."""
+    """Make the module retain the gradients to be fetched, and return the arguments of a step."""
     module = _module_of(source)
     module.retained, module.fetched = wanted_gradients(names), names
     return dict(feed_of(module.computation, feed, device))

@@ -87,8 +87,8 @@ class Executor:
 
     Notes
     -----
-    Paddle's ``fluid.Executor``. This executor runs the PyTorch model and optimizer from which a program
-    was captured.
+    Paddle's ``fluid.Executor``. For a captured program, this executor runs the PyTorch model and
+    optimizer from which the program was captured.
 
     Examples
     --------
@@ -255,7 +255,7 @@ class Executor:
         )
 
     def close(self) -> None:
-        """Tell the servers that this trainer has finished; safe to repeat, and harmless on a server."""
+        """Report that this trainer has completed; repeated calls, and calls on a server, report nothing."""
         self._closed = True
         trainer, self._trainer = self._trainer, None
         if trainer is not None and not lifecycle.refuses("close()"):
@@ -396,7 +396,7 @@ def _check_unasked(feed: Feed | None, fetch_list: Sequence[str | Variable] | Non
 
 
 def _of_one_device(feed: Feed | None) -> Mapping[str, Any]:
-    """Return the feed of this process; as in Paddle, it may come in a list with one feed per device."""
+    """Return the feed of this process; as in Paddle, it may be given as a list with one feed per device."""
     if feed is None or isinstance(feed, Mapping):
         return feed or {}
     entries = list(feed) if isinstance(feed, (list, tuple)) else []
@@ -454,8 +454,8 @@ def _summary(value: object) -> str:
 class FetchedNumber(np.ndarray[Any, Any]):
     """An array of shape ``(1,)`` that can be used wherever Python expects a number.
 
-    A value computed from it is of this class if it has the same shape, such as a running sum of losses, and a
-    plain NumPy array otherwise. Pickling or saving it gives a plain array.
+    A result computed from such an array, for example a running sum of losses, is of this class if it has the
+    same shape, and a plain NumPy array otherwise. The array is pickled and saved as a plain array.
     """
 
     def __float__(self) -> float:

@@ -4,8 +4,8 @@ Each variable is saved in a file with the variable's name; with a `filename`, al
 The files have the safetensors format. A program for inference is saved as ``__model__`` in the same folder:
 the JSON of `Program.to_json`, with the names of the fed and fetched variables.
 
-In a job, `save_persistables` and `load_persistables` call the methods of the job's `fleet`, which save and
-load a checkpoint of all servers.
+In a job, `save_persistables` and `load_persistables` save and load a checkpoint of all servers, like the
+methods of the job's `fleet`.
 """
 
 import json
@@ -332,7 +332,7 @@ def load_inference_model(
     executor : Executor
         Has no effect.
     model_filename, params_filename : str, optional
-        The file names with which it was saved.
+        The file names with which the program was saved.
     pserver_endpoints : sequence of str, optional
         Not supported, because an inference model contains all its values.
 
@@ -346,6 +346,8 @@ def load_inference_model(
     ------
     CheckpointError
         A file is missing or damaged.
+    ConfigurationError
+        `pserver_endpoints` is given.
     """
     if pserver_endpoints:
         raise ConfigurationError(
@@ -395,7 +397,7 @@ def _chosen(
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """Return the path of a file in a folder; reject names that lead out of the folder."""
+    """Return the path of a file in a folder; reject a name that refers to a file outside the folder."""
     path = folder / name
     if Path(name).is_absolute() or ".." in Path(name).parts or not Path(name).parts:
         raise ConfigurationError(
@@ -415,7 +417,7 @@ def _read(path: Path) -> Mapping[str, Tensor]:
 
 
 def _fitting(variable: Any, held: Mapping[str, Tensor], path: Path) -> Tensor:
-    """Return the value of a variable from a file's values; raise CheckpointError if none fits."""
+    """Return a variable's value from a file; raise CheckpointError if it is missing or does not match."""
     if variable.name not in held:
         raise CheckpointError(f"{path} has no {variable.name}; it has {', '.join(sorted(held)) or 'nothing'}")
     value = held[variable.name]

@@ -2,7 +2,7 @@
 
 Variables and operators are immutable. A block is an ordered, editable list of operators over named variables.
 A program is a list of blocks; the first one, the global block, is the parent of the others. Two programs are
-equal if their blocks and attributes are equal. Their plans, startup programs and the Python objects behind
+equal if their blocks and attributes are equal. Their plans, startup programs and the PyTorch objects behind
 them (`Source`) do not count.
 
 This module does not interpret the attributes of operators; the modules that use it do.
@@ -45,9 +45,9 @@ class OpRole(IntEnum):
     RPC = 4
     DIST = 8
     SCHEDULE = 16
-    """Computes the learning rate."""
+    """The role of operators that compute the learning rate."""
     LOSS = 256
-    """Added to the role of the operator that computes the loss, and of the one that starts its gradient."""
+    """A flag of the operator that computes the loss, and of the one that sets the loss's gradient to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Variable:
 
     Notes
     -----
-    Paddle's ``fluid.framework.Variable``, without its operators, which `fleet.fluid.building` adds.
+    Paddle's ``fluid.framework.Variable``, without arithmetic, which `fleet.fluid.building` adds.
     """
 
     name: str
@@ -337,7 +337,7 @@ class Block:
         return variable
 
     def rename_vars(self, names: Mapping[str, str]) -> None:
-        """Rename variables of this block, in its operators too.
+        """Rename variables of this block, also in its operators.
 
         Parameters
         ----------
@@ -393,7 +393,7 @@ class Block:
         outputs: Mapping[str, Iterable[str]] | None = None,
         attrs: Mapping[str, Attribute] | None = None,
     ) -> Operator:
-        """Insert an operator before another operator.
+        """Insert an operator at a given position.
 
         Parameters
         ----------
@@ -521,7 +521,7 @@ class ProgramData:
         return self.roles(OpRole.SCHEDULE | (OpRole.OPTIMIZE if is_with_opt else 0))
 
     def block(self, index: int) -> Block:
-        """Return the block with this index.
+        """Return the block with the given index.
 
         Parameters
         ----------
@@ -575,7 +575,7 @@ class ProgramData:
         return copy
 
     def clone(self) -> Self:
-        """Return an independent copy that keeps the source, and copy the startup program too."""
+        """Return an independent copy, with a copy of the startup program and the same PyTorch objects."""
         copy = self.shallow_copy()
         copy.attrs = dict(self.attrs)
         copy.startup_program = self.startup_program.clone() if self.startup_program else None

@@ -37,7 +37,7 @@ class LoDTensor:
 
     Notes
     -----
-    Paddle's ``fluid.LoDTensor``. As in Paddle, ``numpy.array(tensor)`` gives the values.
+    Paddle's ``fluid.LoDTensor``. As in Paddle, ``numpy.array(tensor)`` returns the values.
     """
 
     def __init__(self, values: npt.ArrayLike | None = None, lengths: Lengths = ()) -> None:
@@ -147,7 +147,7 @@ class LoDTensor:
 
 
 def _problem(lengths: Lengths, num_values: int | None) -> str:
-    """Return what is inconsistent about lengths, or an empty string."""
+    """Return a description of the first inconsistency in lengths, or an empty string."""
     counts: list[int | None] = [*map(len, lengths[1:]), num_values]
     for level, count in zip(lengths, counts, strict=False):
         if any(length < 0 for length in level):
@@ -166,7 +166,7 @@ def _check(lengths: Lengths, num_values: int | None) -> None:
 
 
 def flattened(sequences: Iterable[Any], lod_level: int) -> tuple[list[Any], list[list[int]]]:
-    """Concatenate nested sequences.
+    """Concatenate nested sequences; return the values, and the lengths at each level.
 
     Parameters
     ----------

@@ -1,13 +1,13 @@
 """The base class of optimizers, which appends the backward pass and the parameter updates to a program.
 
-It relies on `fleet.fluid.optimizer`, `regularizer` and `clip`:
+It relies on these properties of the classes in `fleet.fluid.optimizer`, `regularizer` and `clip`:
 
 - A subclass of `Optimizer` declares its operator (`type`, `accumulators`, `renamed`, `constants`) and, with
   `torch_class` and `options`, the class of `fleet.optim` that computes the updates.
 - A regularizer has ``term(parameter, block)``, which appends operators and returns the variable to add to the
   gradient, and ``options``, the options of `fleet.optim` for it: ``{"weight_decay": 0.1}``.
-- A clip has ``append(params_grads, as_attribute=...)``, which appends operators and returns the parameters
-  with their new gradients, and ``plan``, the same clipping as an object of `fleet.plan.clipping`.
+- A clipping has ``append(params_grads, as_attribute=...)``, which appends operators and returns the
+  parameters with their new gradients, and ``plan``, the same clipping as an object of `fleet.plan.clipping`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +32,7 @@ _OPTIMIZE = int(OpRole.OPTIMIZE)
 
 @dataclass(frozen=True)
 class Accumulator:
-    """A tensor of optimizer state for each parameter.
+    """The declaration of one kind of optimizer state, a tensor per parameter.
 
     Attributes
     ----------
@@ -41,9 +41,9 @@ class Accumulator:
     suffix : str
         The suffix of the variable's name, after the parameter's name.
     initial : float or str
-        The initial value, or the option that has it.
+        The initial value, or the name of the option that is the initial value.
     scalar : bool
-        Whether it has one element instead of the parameter's shape.
+        Whether the tensor has one element instead of the parameter's shape.
     """
 
     slot: str
@@ -78,11 +78,11 @@ class Optimizer:
     torch_class: ClassVar[Any]
     """The class of `fleet.optim` that computes the updates."""
     accumulators: ClassVar[Sequence[Accumulator]] = ()
-    """The state of each parameter."""
+    """The tensors of optimizer state that each parameter has."""
     renamed: ClassVar[Mapping[str, str]] = {}
-    """The options whose attributes have another name; empty for an option that programs do not show."""
+    """Attribute names that differ from the option's, by option; empty if programs do not show the option."""
     constants: ClassVar[Mapping[str, Attribute]] = {}
-    """The attributes that are not options."""
+    """The attributes with fixed values, which are not options."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class Optimizer:
         pairs = sorted(params_grads, key=lambda pair: pair[0].name)
         block = pairs[0][0].block.program.global_block()
         plain = {pair[0].name for pair in pairs if self.type != "sgd" and is_distributed(block, pair[0].name)}
-        if plain:  # the original steps such a table by SGD, whatever the optimizer
+        if plain:  # Paddle updates such a table by SGD, regardless of the optimizer
             self._global_rate(block.program)  # type: ignore[arg-type]
         tables = [pair for pair in pairs if pair[0].name in plain]
         pairs = [pair for pair in pairs if pair[0].name not in plain]

@@ -154,7 +154,7 @@ class ProgramModule(nn.Module):
         return found
 
     def hold_state(self) -> None:
-        """Register the variables that steps change as this module's state, once initialized."""
+        """Register the initialized variables that steps change as this module's state."""
         for name in self.computation.writes:
             if name not in self._parameters:
                 value = self.scope.values[name].detach()
@@ -163,7 +163,7 @@ class ProgramModule(nn.Module):
         self._counters = {name: each for name, each in increments.items() if name in self._parameters}
 
     def count_on(self, steps: int) -> None:
-        """Advance the step counters, such as a schedule's, by steps made without this module."""
+        """Advance the step counters, such as a schedule's, by a number of steps made without this module."""
         for name, increment in self._counters.items():
             value = self.scope.values[name]
             value.add_(steps * (increment if value.is_floating_point() else int(increment)))
@@ -200,7 +200,7 @@ class _Loss:
 
 
 def _increments(ops: Iterable[Operator]) -> dict[str, float]:
-    """Return the amounts by which operators increment counters, by the counter's name."""
+    """Return the amount by which an operator increments each counter, keyed by the counter's name."""
     return {
         op.outputs["Out"][0]: float(op.attrs["step"])  # type: ignore[arg-type]
         for op in ops
@@ -227,7 +227,7 @@ class _Schedule:
             (program.global_block().var(name), starts[name].attrs["value"], increment)
             for name, increment in _increments(_schedule_of(program)).items()
         ]
-        self._known = 0, 0.0  # an update, which asks twice, and its rate
+        self._known = 0, 0.0  # the last update and its rate, because an update asks twice
 
     def __call__(self, update: int) -> float:
         known, rate = self._known
@@ -436,7 +436,7 @@ def _optimizer(training: Training, module: ProgramModule) -> torch.optim.Optimiz
 def share_state(training: Training, module: ProgramModule, optimizer: torch.optim.Optimizer) -> None:
     """Use the scope's variables as the optimizer's state, so that saving, loading and resetting include them.
 
-    They take the values that the optimizer has, if a checkpoint has been loaded.
+    If a checkpoint has been loaded, the variables are first set to the optimizer's values.
 
     Raises
     ------
@@ -478,7 +478,7 @@ def _not_started(name: str) -> ConfigurationError:
 
 
 def feed_of(computation: Computation, feed: Mapping[str, Any], device: torch.device | str) -> Fed:
-    """Convert a feed to tensors on a device, including the lengths of sequences.
+    """Convert a feed to tensors on a device, each with the lengths of its sequences.
 
     Raises
     ------

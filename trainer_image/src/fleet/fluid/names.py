@@ -1,4 +1,4 @@
-"""The names in Paddle 1.8's ``fluid``, and what replaces them in PyTorch or this package.
+"""The names in Paddle 1.8's ``fluid``, and their replacements in PyTorch or this package.
 
 Modules of `fleet.fluid` use `missing` to report names that they do not have. From `EXAMPLES`, ``make docs``
 generates the table in docs/paddle.md of the names that Paddle's examples use.
@@ -272,7 +272,7 @@ _BESIDE: Final = {
     "fluid.transpiler.distribute_transpiler.distributed_strategy": "fleet",
     "fluid.transpiler.distribute_transpiler": "fleet",
 }
-"""Modules that are outside `fleet.fluid` in this package, and a name."""
+"""The counterparts, outside `fleet.fluid`, of some of Paddle's modules and of one attribute."""
 _EXAMPLES: Final = """
 fluid: BuildStrategy BuildStrategy.ReduceStrategy.Reduce CompiledProgram CPUPlace CUDAPlace data DataFeeder
 fluid: DatasetFactory default_main_program default_startup_program DistributeTranspiler
@@ -344,7 +344,7 @@ def _ways(module: str) -> dict[str, str]:
 
 
 def instead(dotted: str) -> str:
-    """Return what replaces one of Paddle's names in PyTorch or this package.
+    """Return the replacement for one of Paddle's names in PyTorch or this package.
 
     Parameters
     ----------

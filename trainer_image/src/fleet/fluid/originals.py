@@ -1,4 +1,4 @@
-"""Arguments of Paddle's calls that fleet does not support, and their replacements."""
+"""Arguments of Paddle's calls that fleet refuses or ignores, with the reasons."""
 
 import logging
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ PARALLEL_EXECUTOR: Final[Mapping[str, Argument]] = {
     "build_strategy": Argument(None, _EXECUTED),
     "scope": _SCOPE,
 }
-"""Arguments of the constructor."""
+"""Arguments of the constructor of `ParallelExecutor`."""
 PARALLEL_RUN: Final[Mapping[str, Argument]] = {"return_numpy": _RETURN_NUMPY}
 RUN: Final[Mapping[str, Argument]] = {
     "feed_var_name": Argument("feed", _NAMES, refused=False),

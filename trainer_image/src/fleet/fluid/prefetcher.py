@@ -13,15 +13,15 @@ __all__ = ["Prefetcher"]
 T = TypeVar("T")
 
 _PATIENCE: Final = 10.0
-"""The time in seconds after which the log names the wait."""
+"""The time in seconds after which a wait is logged."""
 _log = logging.getLogger(__name__)
 
 
 class Prefetcher(Generic[T]):
     """Runs an iterator in a thread, ahead of its consumer.
 
-    The `__next__` that would have returned an item raises the iterator's error instead. The thread ends with
-    the iterator, or after `close` with the item that the iterator is producing.
+    If the iterator raises an error, `__next__` raises this error in place of the next item. The thread ends
+    with the iterator or, after `close`, as soon as the iterator has produced its current item.
 
     Parameters
     ----------

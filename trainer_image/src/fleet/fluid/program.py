@@ -1,6 +1,6 @@
 """Programs, which can be captured from PyTorch, printed, stored as JSON and compared between processes.
 
-The default programs, for scripts that pass none, are those of the latest capture.
+Scripts that pass no program use the default programs, which `program_guard` and `Program.capture` replace.
 """
 
 from collections.abc import Callable, Iterator
@@ -78,7 +78,9 @@ class Program(ProgramData):
             )
 
     def clone(self, for_test: bool = False) -> Self:
-        """Return an independent copy that keeps the source, and copy the startup program too.
+        """Return an independent copy of this program and of its startup program.
+
+        The copy of a captured program has the same PyTorch objects.
 
         Parameters
         ----------
@@ -133,7 +135,7 @@ class Program(ProgramData):
         return copy
 
     def fingerprint(self) -> str:
-        """Return a hex digest; processes with equal digests can train together."""
+        """Return a hex digest of the facts that must be equal in all processes that train together."""
         if isinstance(self.plan, JobPlan):
             return fingerprint_of(self.plan.agreement)
         return fingerprint_of(self.spec.agreement() if self.spec is not None else {})
@@ -285,7 +287,7 @@ _FORWARD = (int(OpRole.FORWARD), int(OpRole.LOSS))
 
 
 def _tested(op: Operator) -> Operator:
-    """Return an operator in the form for inference."""
+    """Return an operator with ``is_test`` set to True, if it has this attribute."""
     return replace(op, attrs={**op.attrs, "is_test": True}) if "is_test" in op.attrs else op
 
 
@@ -317,7 +319,7 @@ _defaults: dict[str, Program] = {}
 
 @contextmanager
 def program_guard(main_program: Program, startup_program: Program | None = None) -> Iterator[None]:
-    """Make layers in the ``with`` block append to these programs instead of the default ones.
+    """Make layers in the ``with`` block append to the given programs instead of the default ones.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The program of a parameter server: an operator that serves trainers, and updates for each slice."""
+"""The program of a parameter server: an operator that serves trainers, and an update block per slice."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,10 +18,10 @@ _OPTIMIZE = int(OpRole.OPTIMIZE)
 def pserver_program(plan: JobPlan, endpoint: str) -> Program:
     """Return the main program of the server at `endpoint`.
 
-    Block 0 holds only `listen_and_serv`. Each further block steps one slice. In synchronous mode it sums the
-    trainers' gradients, divides the sum by the number of trainers, and runs the optimize operators. In
-    asynchronous modes it runs them for each gradient, with delay compensation if the plan requests it. In GEO
-    it adds a trainer's change.
+    Block 0 holds only `listen_and_serv`. Each further block updates one slice. In synchronous mode, it sums
+    the trainers' gradients, divides the sum by the number of trainers, and runs the optimize operators. In
+    asynchronous modes, it runs these operators for each gradient, with delay compensation if the plan
+    requests it. In GEO, it adds a trainer's change.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ def _optimize_operators(step: Block) -> dict[str, list[Operator]]:
 
 
 def _append_prefetch_blocks(root: Block, tables: Sequence[str]) -> list[Attribute]:
-    """Append a look-up block for each table; return each block with its ids variable."""
+    """Append a look-up block for each table; return each block's ids variable and index, as text."""
     whose: list[Attribute] = []
     for name in tables:
         block = root.program.create_block()
@@ -164,7 +164,7 @@ def _origin(piece: PlannedBlock) -> dict[str, Attribute]:
 def _append_step(
     block: Block, step: Block, operators: Sequence[Operator], piece: PlannedBlock, plan: JobPlan
 ) -> None:
-    """Append a server's update of a slice."""
+    """Append the operators with which a server updates a slice."""
     if plan.geo:
         _append_addition(block, piece)
         return
@@ -177,7 +177,7 @@ def _append_step(
 
 
 def _declare_gradients(root: Block, piece: PlannedBlock, plan: JobPlan) -> list[str]:
-    """Declare the gradients of a slice under each name that trainers send; return these names."""
+    """Declare a slice's gradient under each name that trainers use to send it; return these names."""
     sent = _sent_names(piece, plan)
     for name in dict.fromkeys((piece.grad, *sent)):
         root.create_var(Variable(name, piece.shape, piece.dtype))
@@ -230,7 +230,7 @@ def _append_compensation(block: Block, piece: PlannedBlock, plan: JobPlan) -> No
 
 
 def _append_addition(block: Block, piece: PlannedBlock) -> None:
-    """Append a server's update in GEO mode, which adds a trainer's change to the values."""
+    """Append the operator that adds a trainer's change to a slice's values in GEO mode."""
     attrs: dict[str, Attribute] = {
         "param_group": piece.group,
         "op_role": _OPTIMIZE,
@@ -263,6 +263,6 @@ def _append_on_slice(block: Block, step: Block, op: Operator, piece: PlannedBloc
 
 
 def _on_slice(variable: Variable, piece: PlannedBlock) -> Variable:
-    """Return a slice's counterpart of a parameter's variable; slice variables of the parameter's shape."""
+    """Return a slice's counterpart of a variable; a variable of the parameter's shape is sliced as well."""
     shape = piece.shape if variable.shape == piece.param_shape else variable.shape
     return replace(variable, name=variable.name + piece.suffix, shape=shape)

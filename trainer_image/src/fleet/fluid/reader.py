@@ -3,7 +3,7 @@
 An iterable loader yields feeds for ``Executor.run``. Any other loader, and every `py_reader`, is an operator
 ``read`` of the program, and its outputs are the program's data: after ``start()``, each run without a feed
 uses the next batch, or raises `EOFException` if there is none; ``reset()`` prepares the loader for another
-epoch. The run that would have used a batch raises the generator's error instead.
+epoch. If the generator raises an error, the run that lacks the next batch raises this error.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 _loaders: dict[str, "GeneratorLoader"] = {}
-"""The loaders of ``read`` operators by the name of the reader's variable, like Paddle's queues."""
+"""The loaders of ``read`` operators, by the name of the reader's variable, like Paddle's queues."""
 _numbers = count()
 
 
@@ -123,12 +123,12 @@ class GeneratorLoader:
     def set_sample_list_generator(
         self, reader: Callable[[], Iterable[Iterable[Any]]], places: object = None
     ) -> Self:
-        """Set a generator of batches, given as lists of samples.
+        """Set a generator of batches, each given as a list of samples.
 
         Parameters
         ----------
         reader : callable
-            Returns an iterator over lists of samples, as `paddle.batch` makes it.
+            Returns an iterator over lists of samples; for example a result of `paddle.batch`.
         places : optional
             As for `set_sample_generator`.
 
@@ -140,7 +140,7 @@ class GeneratorLoader:
         return self._set(DataFeeder(self.variables).decorate_reader(reader), places)
 
     def set_batch_generator(self, reader: Callable[[], Iterable[Any]], places: object = None) -> Self:
-        """Set a generator of batches, given as arrays per variable.
+        """Set a generator of batches, each given as one array per variable.
 
         Parameters
         ----------

@@ -19,7 +19,7 @@ class Regularizer(ABC):
     Parameters
     ----------
     regularization_coeff : float
-        Its factor.
+        The factor of the penalty.
 
     Raises
     ------
@@ -41,13 +41,13 @@ class Regularizer(ABC):
 
     @abstractmethod
     def term(self, parameter: ProgramVariable, block: Block) -> ProgramVariable:
-        """Append the operators that compute the penalty's gradient, and return it.
+        """Append the operators that compute the penalty's gradient, and return the gradient's variable.
 
         Parameters
         ----------
         parameter : ProgramVariable
         block : Block
-            The block to which they are appended.
+            The block to which the operators are appended.
 
         Returns
         -------

@@ -32,7 +32,7 @@ _REMEDY = (
 
 
 def rendered(program: Program) -> Program:
-    """Return a program rendered again from its plan."""
+    """Render a program's plan again, and return the resulting program."""
     plan, startup, origin = program.plan, program.part == "startup", program.origin
     if isinstance(plan, TrainingSpec):
         return startup_program(plan) if startup else step_program(plan)
@@ -92,7 +92,7 @@ def render_pserver(plan: JobPlan, endpoint: str, origin: Program | None) -> tupl
     origin : Program or None
         As for `render_trainer`.
     """
-    if origin is None or plan.geo:  # there, servers add changes and know no optimizer
+    if origin is None or plan.geo:  # in GEO, servers add changes and have no optimizer
         return pserver_program(plan, endpoint), pserver_startup(plan, endpoint)
     return (
         built_programs.pserver_program(origin, plan, endpoint),

@@ -1,4 +1,4 @@
-"""Converts programs, without their PyTorch objects, to JSON and back: operators and plans.
+"""Converts programs to JSON and back: operators and plans, but not PyTorch objects.
 
 The text is an object with the format's name, its version, the program and its startup program, if there is
 one. Each program includes the plan that it shows. Numbers are preserved exactly. Text that is not exactly a
@@ -21,7 +21,7 @@ Built = TypeVar("Built", bound=ProgramData)
 
 FORMAT: Final = "fleet-program"
 VERSION: Final = 2
-"""Programs have carried their plans since version 2."""
+"""The version of the format; since version 2, the text contains plans."""
 
 _PROGRAM: Final = {"part": str, "plan": object, "attrs": dict, "blocks": list}
 _PARTS: Final = ("main", "startup")
@@ -35,7 +35,7 @@ _BUILT: Final = {
     "trainable": (bool, True),
     "learning_rate": (float, 1.0),
 }
-"""Fields of variables in built programs only, with type and default; a default is not written to the text."""
+"""Variable fields that only built programs use, with type and default; default values are not written."""
 _OPERATOR: Final = {"type": str, "inputs": dict, "outputs": dict, "attrs": dict}
 _KINDS: Final = {
     list: "a list",

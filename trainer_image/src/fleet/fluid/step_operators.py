@@ -68,7 +68,7 @@ _FORMS = {
         {"Moment": "momentum", "MeanSquare": "mean_square", "MeanGrad": "mean_grad"}, {"rho": ("decay",)}
     ),
 }
-"""By class path. A subclass has no form, because it may compute anything."""
+"""Forms of optimizers, by class path. A subclass has no form, because it may compute anything."""
 
 
 def _form_of(group: GroupSpec) -> _Form:
@@ -115,7 +115,7 @@ def append_startup(block: Block, variables: Iterable[Variable]) -> None:
 
 
 def _append_look_up(block: Block, table: TableSpec) -> None:
-    """Append the look-up of a table's rows before the model's operators."""
+    """Append the operator that looks up a table's rows, which precedes the model's operators."""
     rows = f"{table.name}@ROWS"
     for name in (table.name, rows, f"{table.name}@GRAD"):
         block.create_var(Variable(name, (table.num_embeddings, table.dimension)))

@@ -19,7 +19,7 @@ def trainer_program(plan: JobPlan, trainer_id: int, *, wait_port: bool = True) -
     """Return the program that the trainer with index `trainer_id` runs in each step.
 
     Each gradient is sent right after the operator that produces it, so that communication overlaps with the
-    rest of the backward pass. The optimize operators and their state are removed, because the servers step.
+    rest of the backward pass. The optimize operators and their state are removed, because servers run them.
     In GEO the optimize operators stay, and the changes are sent after them.
 
     Parameters
@@ -53,7 +53,7 @@ def trainer_program(plan: JobPlan, trainer_id: int, *, wait_port: bool = True) -
 
 
 def append_exchange(block: Block, plan: JobPlan, trainer_id: int) -> None:
-    """Append GEO's sends of changes after the updates, followed by receives of values."""
+    """Append the operators that send GEO's changes after the updates, and then receive the values."""
     for blocks in plan.by_param.values():
         _append_push(block, blocks, plan, trainer_id)
     _append_receives(block, plan, trainer_id)
@@ -108,7 +108,7 @@ def sent_name(plan: JobPlan, block: PlannedBlock, trainer_id: int) -> str:
 
 
 def _insert_sends(block: Block, plan: JobPlan, trainer_id: int) -> None:
-    """Insert the split and send of each gradient after the operator that computes it."""
+    """Insert operators that split and send each gradient, after the operator that computes it."""
     block.rename_vars(
         {
             f"{name}@GRAD": sent_name(plan, blocks[0], trainer_id)
@@ -141,7 +141,7 @@ def _append_send(block: Block, blocks: tuple[PlannedBlock, ...], plan: JobPlan, 
 
 
 def _append_push(block: Block, blocks: tuple[PlannedBlock, ...], plan: JobPlan, trainer_id: int) -> None:
-    """Append the send of a parameter's change in GEO mode; the send operator slices the change."""
+    """Append the operator that sends a parameter's change in GEO mode; it also slices the change."""
     attrs = _carried(blocks, trainer_id) | {
         "sections": _sections(blocks),
         "send_varnames": [piece.grad for piece in blocks],
@@ -228,7 +228,7 @@ def _append_look_up(block: Block, table: str, rows: str, endpoints: Sequence[str
 def _append_row_send(
     block: Block, table: str, endpoints: Sequence[str], trainer_id: int, *, own: bool
 ) -> None:
-    """Append the send of a table's gradient, and a receive of rows that the trainer also holds."""
+    """Append operators that send a table's gradient and, if trainers also hold the rows, receive the rows."""
     parts = [f"{table}@GRAD.{server}" for server in range(len(endpoints))]
     for name in parts:
         block.create_var(Variable(name, (-1,), "any"))

@@ -1,4 +1,4 @@
-"""The record that `minimize` keeps of a program's training, used to create its PyTorch objects."""
+"""The record that `minimize` makes of a program's training, used to create the PyTorch objects."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Trained:
     state : mapping of str to str
         The variables of the optimizer's state, by the name of the state in `fleet.optim`.
     plain : bool
-        Whether it is stepped by SGD without regularization, whatever the optimizer.
+        Whether SGD without regularization updates it, regardless of the optimizer.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Training:
-    """The record of a built program's training.
+    """The loss, trained parameters, optimizer and clipping of a built program.
 
     Attributes
     ----------

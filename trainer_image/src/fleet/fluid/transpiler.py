@@ -98,7 +98,7 @@ class DistributeTranspiler:
         Raises
         ------
         TranspileError
-            An argument or a config field cannot be honoured. Nothing is changed in this case.
+            An argument or a config field is invalid or not supported. No program is changed in this case.
         """
         main = program if program is not None else default_main_program()
         startup = _startup_of(main, program, startup_program)
@@ -264,7 +264,7 @@ class DistributeTranspiler:
 
     @property
     def plan(self) -> JobPlan | CollectivePlan:
-        """The plan of the job.
+        """The plan that `transpile` made for the job.
 
         Raises
         ------
@@ -314,7 +314,7 @@ class DistributeTranspiler:
 def _for_servers(
     mode: object, sync_mode: bool, pservers: str | Iterable[str]
 ) -> list[tuple[str, object, object]]:
-    """Return the arguments that concern only servers, each with its option's name, value and default."""
+    """Return the arguments that concern only servers, each as an option's name, value and default."""
     return [
         ("DistributeTranspiler.mode", mode, None),
         ("transpile.sync_mode", sync_mode, True),

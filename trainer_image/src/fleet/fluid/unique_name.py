@@ -16,7 +16,7 @@ def generate(key: str) -> str:
     Parameters
     ----------
     key : str
-        The kind of layer, such as ``fc``, or the name of one with ``.w``, ``.b`` or ``.tmp`` after it.
+        The kind of layer, such as ``fc``, or the name of a layer followed by ``.w``, ``.b`` or ``.tmp``.
 
     Notes
     -----

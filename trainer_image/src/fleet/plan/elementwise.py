@@ -50,7 +50,8 @@ class Findings:
     Attributes
     ----------
     elementwise : bool
-        Whether updating two slices of a tensor is bitwise-identical to updating the whole tensor.
+        Whether updating two slices of a tensor gives the same values as updating the whole tensor. The
+        comparison is exact, except that 0.0 and -0.0 count as equal.
     refusal : str
         Why parameter servers cannot run this step, and what to do about it; empty if they can.
     tensors : mapping of str to str
@@ -303,7 +304,11 @@ def _train(
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Return whether two results are bitwise equal, including NaN; objects of one class count as equal."""
+    """Return whether two results are equal; NaN equals NaN, and -0.0 equals 0.0.
+
+    Tensors must also have the same shape and dtype. A callable equals only itself; other objects are equal
+    if they are of one class.
+    """
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         alike = one.shape == other.shape and one.dtype == other.dtype
         return alike and torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True)
@@ -337,7 +342,7 @@ def _number_types(kind: "type[Optimizer]", group: _Options, options: _Options) -
 
 
 def _computes_as_numbers(kind: "type[Optimizer]", name: str, value: object, options: _Options) -> bool:
-    """Return whether a step is bitwise-identical after an option is converted to a plain Python number."""
+    """Return whether steps give equal values after an option is converted to plain Python numbers."""
     for rate in _RATES:
         plain: dict[str, Any] = dict(options)
         if "foreach" in plain:  # torch refuses to combine foreach with tensor options

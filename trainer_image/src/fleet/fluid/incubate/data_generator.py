@@ -127,7 +127,7 @@ class MultiSlotDataGenerator(DataGenerator):
 
 
 def _numbers(name: str, values: Sequence[Any]) -> list[str]:
-    """Format numbers as strings; raise ConfigurationError for an empty list or other values."""
+    """Format numbers as strings; raise ConfigurationError if there are none, or for other values."""
     if not values:
         raise ConfigurationError(f"{name} has no values; expected one or more: pad it in generate_sample")
     for value in values:

@@ -13,7 +13,7 @@ from fleet.fluid.reader import py_reader as py_reader
 from fleet.fluid.reader import read_file as read_file
 
 nn = ops = tensor = sys.modules[__name__]
-"""The original's modules of layers."""
+"""The names of Paddle's modules of layers, as in ``fluid.layers.nn.fc``; all three are this module."""
 
 if not TYPE_CHECKING:
     __getattr__ = missing("layers")

@@ -37,7 +37,7 @@ class Switch:
         del name
         self._inside = False
         self._not_before: ProgramVariable | None = None
-        """True if no earlier case was true."""
+        """The variable that is true if no earlier case was true; None before the first case."""
 
     def __enter__(self) -> Self:
         program = default_main_program()

@@ -120,7 +120,7 @@ def data(
 
 
 def _dtype(given: Any) -> str:
-    """Return a dtype as text."""
+    """Return the name of a dtype, such as ``float32``."""
     return str(getattr(given, "__name__", given)).removeprefix("torch.")
 
 
@@ -262,7 +262,7 @@ def softmax(
 
 
 def l2_normalize(x: Var, axis: int, epsilon: float = 1e-12, name: str | None = None) -> Var:
-    """Divide by the L2 norm along a dimension."""
+    """Divide a tensor by its L2 norm along a dimension."""
     axis = 0 if len(x.shape) == 1 else axis
     out: Var = Layer("l2_normalize", name).append("norm", {"X": x}, axis=axis, epsilon=epsilon)
     return out
@@ -384,7 +384,7 @@ def unstack(x: Var, axis: int = 0, num: int | None = None) -> list[Var]:
 
 
 def expand(x: Var, expand_times: Sequence[int], name: str | None = None) -> Var:
-    """Repeat a tensor along its dimensions, each a given number of times."""
+    """Repeat a tensor along each dimension a given number of times."""
     return Layer("expand", name).append("expand", {"X": x}, expand_times=list(expand_times))
 
 

@@ -246,7 +246,7 @@ def auc(
     Parameters
     ----------
     input : ProgramVariable
-        The probabilities of two classes; the second column counts.
+        The probabilities of two classes; only the second column is used.
     label : ProgramVariable
     curve : str
         Only ``ROC``.
@@ -341,7 +341,7 @@ def _pair(value: int | Sequence[int]) -> list[int]:
 
 
 def _padding(given: Any) -> dict[str, Any]:
-    """Return the attributes for a padding: one, two or four numbers, four pairs, or an algorithm's name."""
+    """Return the attributes of a padding, given as one, two or four numbers, four pairs, or an algorithm."""
     if isinstance(given, str):
         if given.upper() not in ("SAME", "VALID"):
             raise ConfigurationError(f"padding is {given!r}; expected numbers, 'SAME' or 'VALID'")

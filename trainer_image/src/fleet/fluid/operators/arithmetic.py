@@ -17,7 +17,7 @@ _COS_SIM: dict[str, Any] = {"@ALL_KERNELS_MUST_COMPUTE_RUNTIME_SHAPE@": True}
 
 
 def _gradient_by(type: str, attrs: Any) -> Gradient:  # noqa: A002 - as in `Operator`
-    """Return a gradient computed by a forward operator from the output's gradient."""
+    """Return a `Gradient` whose operator is a forward operator, applied to the output's gradient."""
     return Gradient(("X",), ("Out@GRAD",), type, attrs, slots={"Out@GRAD": "X", "X@GRAD": "Out"})
 
 
@@ -229,7 +229,7 @@ _reduction("reduce_min", "Out", lambda x, dims, keep: _extreme(x, torch.amin, di
 
 
 class _Extreme(torch.autograd.Function):
-    """The maxima or minima; each of several equal elements receives the whole gradient."""
+    """The maxima or minima of a tensor; each of several equal elements receives the whole gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, function: Any, dims: list[int]) -> Tensor:
@@ -323,8 +323,8 @@ def _matmul(x: Tensor, y: Tensor, transpose_X: bool, transpose_Y: bool, alpha: f
 )
 def _softmax(x: Tensor, axis: int) -> Tensor:
     found = torch.softmax(x, axis)
-    # The original's smallest probability is e**-64 times the largest. Autograd does not see the change, and
-    # computes the gradient from these probabilities, as the original does.
+    # Paddle's smallest probability is e**-64 times the largest. Autograd does not see the change, and
+    # computes the gradient from these probabilities, as Paddle does.
     values = found.data
     if values.is_cuda or not bool(values.min() > _SMALLEST):
         values.clamp_(min=values.amax(axis, True) * _SMALLEST)

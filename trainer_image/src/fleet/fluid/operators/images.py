@@ -1,4 +1,4 @@
-"""Operators for images, and normalization."""
+"""Operators for convolution, pooling and normalization."""
 
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -39,13 +39,13 @@ def _extents(
 
 
 def _reach(windows: Sequence[int], attrs: Mapping[str, Any]) -> list[int]:
-    same = attrs["padding_algorithm"] == "SAME"  # which the original computes without dilation
+    same = attrs["padding_algorithm"] == "SAME"  # which Paddle computes without dilation
     dilations = [1] * len(windows) if same else attrs["dilations"]
     return [dilation * (window - 1) + 1 for window, dilation in zip(windows, dilations, strict=True)]
 
 
 def _padded(x: Tensor, around: Sequence[tuple[int, int]], value: float = 0.0) -> tuple[Tensor, list[int]]:
-    """Apply asymmetric padding; return the images and the padding left to PyTorch."""
+    """Apply padding if it is asymmetric; return the images, and the padding still to be applied."""
     if all(before == behind for before, behind in around):
         return x, [before for before, _ in around]
     flat = [each for pair in reversed(around) for each in pair]

@@ -6,9 +6,10 @@ A kind is registered by the decorator `kind` on the function that computes it::
     def _scale(x, scale, bias, bias_after_scale): ...
 
 The function takes a tensor for each input slot, in the order of the slots: a list for a slot with the suffix
-``*``, and None for a missing slot with the suffix ``?``. The attributes that its signature names follow. It
-returns a tensor for each output slot, as a tuple if there are several. A parameter ``lengths`` receives the
-lengths of the sequences in the first input, and ``attributes`` receives all attributes.
+``*``, and None for a missing slot with the suffix ``?``. After the slots, it takes the attributes that its
+signature names. It returns a tensor for each output slot, as a tuple if there are several. A parameter
+``lengths`` receives the lengths of the sequences in the first input, and ``attributes`` receives all
+attributes.
 """
 
 import inspect
@@ -28,24 +29,24 @@ Shapes = Callable[[Mapping[str, Any], Mapping[str, Any]], Sequence[Shape]]
 
 @dataclass(frozen=True)
 class Gradient:
-    """The operator that computes the gradients of an operator's inputs.
+    """A description of the operator that computes the gradients of another operator's inputs.
 
     Attributes
     ----------
     of : tuple of str
         The input slots that have gradients.
     reads : tuple of str or callable
-        Its input slots: inputs, outputs, and outputs with ``@GRAD``. A callable returns them for the
-        attributes.
+        The gradient operator's input slots: inputs, outputs, and outputs with ``@GRAD``. A callable returns
+        them for the attributes.
     type : str
-        Its type; empty for the operator's type with ``_grad``.
+        The gradient operator's type; empty for the operator's type with ``_grad``.
     attrs : callable, optional
-        Returns its attributes from the operator's; by default it has all of them.
+        Returns the gradient operator's attributes, given those of the operator; by default they are the same.
     lod_from : str
         The variable whose LoD levels the gradient has: ``X`` (the input itself), ``Out`` (the gradient of the
         output), or none.
     slots : mapping of str to str
-        The slots whose names differ from the rules.
+        New names for the slots whose names do not follow the rules.
     """
 
     of: tuple[str, ...]
@@ -73,7 +74,8 @@ class Kind:
         Takes the shapes of the inputs by slot and the attributes; returns the shape of each output. By
         default the first output has the shape of the first input.
     dtypes : mapping of output slot to dtype
-        A dtype, or ``attribute:NAME``; by default the dtype of the first input.
+        A dtype, ``attribute:NAME``, or ``slot:NAME`` for the dtype of an input; by default the dtype of the
+        first input.
     gradient : Gradient or None
         None if the operator passes no gradient.
     lod : str or callable
@@ -82,7 +84,7 @@ class Kind:
     shares : tuple of str
         The outputs that have the sequences of that input.
     drops_level : bool
-        Whether these outputs have one level of lengths less than the input.
+        Whether these outputs have one level of lengths fewer than the input.
     forgets : bool
         Whether the rows of outputs form no sequences although their variables have levels, as in Paddle.
     takes : tuple of str
@@ -106,7 +108,7 @@ class Kind:
     takes: tuple[str, ...]
 
     def lod_slot(self, attrs: Mapping[str, Any]) -> str:
-        """Return the input slot from which the outputs take their sequences; empty if there is none."""
+        """Return the input slot whose sequences the outputs inherit; empty if there is none."""
         return self.lod(attrs) if callable(self.lod) else self.lod
 
 

@@ -10,7 +10,7 @@ from torch.nn import functional
 from fleet.fluid.operators.kinds import Gradient, Shape, kind
 
 _LARGE = 1e20
-"""The replacement for infinity in values; gradients keep infinity."""
+"""The finite value that replaces infinity in losses; their gradients stay infinite."""
 
 
 def _log(x: Tensor) -> Tensor:
@@ -20,7 +20,7 @@ def _log(x: Tensor) -> Tensor:
 
 
 def _per_label(shapes: Mapping[str, Any]) -> Shape:
-    """Return a loss's shape: that of the labels, which need not have a last dimension of size 1."""
+    """Return the shape of a loss, which has a last dimension of size 1 only if the labels have one."""
     x: Shape = shapes["X"]
     return x[:-1] if len(shapes["Label"]) < len(x) else (*x[:-1], 1)
 

@@ -78,7 +78,7 @@ def _auc(
 
 
 def _count(state: Tensor, counts: Tensor, slide_steps: int) -> tuple[Tensor, Tensor]:
-    """Add a batch's counts to the state; return the window's total counts, and the state.
+    """Add a batch's counts to the state; return the window's total counts, and the new state.
 
     The state of a window contains the counts of each of its batches, their sum, and the number of batches.
     """

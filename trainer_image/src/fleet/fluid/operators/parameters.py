@@ -62,7 +62,7 @@ def _fill_like(
     lengths: Tensor | None = None,
 ) -> Tensor:
     sizes = list(shape)
-    # Of sequences, their number is the size of the batch.
+    # If the input has sequences, the size of the batch is their number.
     sizes[output_dim_idx] = (
         len(lengths) if lengths is not None and input_dim_idx == 0 else x.shape[input_dim_idx]
     )
@@ -70,7 +70,7 @@ def _fill_like(
 
 
 def _initial(type: str, fill: Callable[[Tensor, dict[str, Any]], object], **attrs: Any) -> None:  # noqa: A002 - as in `Operator`
-    """Register an operator of startup programs; `fill` fills a new tensor in place."""
+    """Register an operator that creates a tensor, which `fill` fills in place."""
 
     @kind(
         type,

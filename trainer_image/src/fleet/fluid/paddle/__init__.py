@@ -1,7 +1,7 @@
 """The part of the ``paddle`` package that scripts use: ``import fleet.fluid.paddle as paddle``.
 
 A reader is a function without arguments that returns an iterator over samples; `batch` and the decorators in
-`fleet.fluid.paddle.reader` make readers from readers.
+`fleet.fluid.paddle.reader` create readers from readers.
 """
 
 from typing import TYPE_CHECKING

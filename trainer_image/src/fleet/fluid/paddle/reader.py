@@ -109,7 +109,7 @@ def map_readers(func: Callable[..., T], *readers: Reader[Any]) -> Reader[T]:
 
 
 def chain(*readers: Reader[T]) -> Reader[T]:
-    """Return a reader that concatenates readers.
+    """Return a reader that yields the samples of the given readers, one reader after another.
 
     Parameters
     ----------
