@@ -45,7 +45,7 @@ _OPERATIONS: Final = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max":
 _log = logging.getLogger(__name__)
 
 Chooser = Callable[[Mapping[int, str]], Iterable[int]]
-"""Selects, from the texts of all trainers, the ranks of those that all trainers need."""
+"""A function that selects the ranks whose texts every trainer needs, given the texts of all trainers."""
 
 
 class TextExchange:

@@ -34,7 +34,7 @@ _COUNT_LIMIT: Final = 1 << 63
 """Upper bound of the absolute value of a count."""
 _DIGITS: Final = b"0123456789abcdefABCDEF-"
 _NO_CATEGORY: Final = 1 << 32
-"""One more than the highest category."""
+"""The number that stands for a missing category: one more than the highest category."""
 _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 _log = logging.getLogger(__name__)
 

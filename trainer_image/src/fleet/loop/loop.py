@@ -69,7 +69,7 @@ class Loops:
 
     def __init__(self) -> None:
         self._covered: int | None = 0
-        """The steps that the loops so far cover; None if unknown."""
+        """The number of steps that the loops so far cover; None if unknown."""
         self._begun = 0
         self._current: tuple[int, int, int | None] = (0, 0, None)
         """The number of the latest loop, its first step, and the number of steps in its epoch."""
@@ -131,7 +131,7 @@ class _Entry:
 
     batch: int
     rest: Callable[[], Iterator[Any]]
-    """Iterates over the remaining batches of that epoch."""
+    """Returns an iterator over the remaining batches of the current epoch."""
     epochs: tuple[int, ...]
     """The number of steps of each completed epoch."""
     steps: int
@@ -139,7 +139,7 @@ class _Entry:
 
     @property
     def epoch(self) -> int:
-        """The current epoch."""
+        """The number of the current epoch."""
         return len(self.epochs)
 
 
@@ -305,7 +305,7 @@ class LoopCalls(ABC):
     def _enter(
         self, loader: Iterable[Batch], start: int | None, rest: Callable[[], Iterator[Batch]]
     ) -> Callable[[], Iterator[Batch]]:
-        """Return a function that iterates over the remaining batches or, after a step, over all batches."""
+        """Return a function that iterates over the remaining batches, or over all batches after a step."""
         return lambda: rest() if self._steps_made() == start else iter(loader)
 
     def _compare_steps(self, epoch: int, before: int | None, expected: int) -> None:
