@@ -69,7 +69,7 @@ class BaseRecord:
     """A manifest entry for the full checkpoint on which an incremental file of rows is based."""
 
     directory: str
-    """The name of its directory, which is in the same folder as the incremental checkpoint."""
+    """The name of the full checkpoint's directory, which is in the same folder as the incremental one."""
     save: str
     """The random name of the save that wrote the full checkpoint."""
 

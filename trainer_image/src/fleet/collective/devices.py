@@ -237,8 +237,8 @@ def is_from_script(error: BaseException) -> bool:
         Caught around the wait, so that its traceback contains all calls in the wait.
     """
     text = str(error).lower()
-    # gloo reports a lost connection as a plain RuntimeError, which only its text tells from an error in a
-    # hook of the script.
+    # gloo reports a lost connection as a plain RuntimeError. Only the text distinguishes this error from one
+    # in a hook of the script.
     if isinstance(error, dist.DistError) or any(word in text for word in _TRANSPORT):
         return False
     files = (frame.filename for frame in traceback.extract_tb(error.__traceback__))

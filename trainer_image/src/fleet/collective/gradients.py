@@ -299,7 +299,9 @@ class GradientAverager(Synchronizer):
             self.steps.record(groups)
 
     def _on_gradient(self, position: int, parameter: torch.Tensor) -> None:
-        """Record that a parameter's gradient, possibly undefined, has arrived; called before torch's reducer.
+        """Record the arrival of a parameter's gradient, which torch's reducer has not received yet.
+
+        The gradient may be undefined.
 
         Raises
         ------

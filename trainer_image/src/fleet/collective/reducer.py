@@ -29,7 +29,7 @@ FLAG_BITS: Final = 32
 _DELAY: Final = 4
 """The number of exchanges after which a GPU's flags are read, so that reading does not wait for the GPU."""
 _MOST_IN_FLOAT32: Final = 1024
-"""The number of trainers up to which a float32 sum has a small error compared with one trainer's part."""
+"""The maximum number of trainers at which a float32 sum is exact enough to show one trainer's part."""
 _BATCHED: Final = "batched_grad_copy"
 """The argument of newer versions of torch that makes one kernel copy all gradients of a bucket."""
 

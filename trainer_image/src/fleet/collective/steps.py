@@ -140,8 +140,8 @@ class Steps:
 def hyper_parameters(optimizer: "torch.optim.Optimizer") -> list[dict[str, Any]]:
     """Return the options in each param group that must be the same on every trainer.
 
-    Left out are options that select a kernel, which depend on the device, and entries that are not the
-    optimizer's own (a scheduler's, the script's), which do not affect a step.
+    Options that select a kernel are omitted, because they depend on the device. So are entries that are not
+    the optimizer's own (a scheduler's, the script's), because they do not affect a step.
     """
     names = [name for name in optimizer.defaults if name not in KERNEL_FLAGS]
     return [{name: _plain(group[name]) for name in names} for group in optimizer.param_groups]

@@ -37,7 +37,7 @@ class Synchronizer:
     def __init__(self, steps: Steps) -> None:
         self.steps = steps
         self.apart = False
-        """True while the copies differ; the same on all trainers."""
+        """True while the trainers' copies differ; all trainers have the same value."""
         self._paused = False
         """True while gradients accumulate without being averaged."""
 

@@ -92,7 +92,7 @@ class CriteoFiles(IterableDataset[Batch]):
         if not files:
             raise ConfigurationError("no file to read; expected at least one")
         self.malformed = 0
-        """Malformed lines that this process has skipped."""
+        """The number of malformed lines that this process has skipped."""
         self._files = [Path(file) for file in files]
         self._batch_size = batch_size
         self._hash_size = hash_size

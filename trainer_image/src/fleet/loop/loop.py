@@ -170,8 +170,8 @@ class LoopCalls(ABC):
     ) -> Iterator[tuple[int, Loader]]:
         """Iterate over the remaining epochs, each with its remaining batches.
 
-        ``for epoch, loader in fleet.epochs(30, loader):`` in place of ``for epoch in range(30):``. A script
-        calls ``optimizer.step()`` once for each batch. The epoch determines the order of a loader that
+        Write ``for epoch, loader in fleet.epochs(30, loader):`` in place of ``for epoch in range(30):``. A
+        script calls ``optimizer.step()`` once for each batch. The epoch determines the order of a loader that
         shuffles: its samplers receive the epoch by ``set_epoch``, or a generator seeded with ``seed +
         epoch``. In a process that trains alone, all epochs and batches remain.
 
@@ -247,8 +247,8 @@ class LoopCalls(ABC):
     ) -> Iterator[Batch]:
         """Iterate over the remaining batches of one pass over the data.
 
-        ``for step in fleet.steps(range(1000)):`` in place of ``for step in range(1000):``, or ``for x, y in
-        fleet.steps(loader):`` without epochs. In a process that trains alone, all batches remain.
+        Write ``for step in fleet.steps(range(1000)):`` in place of ``for step in range(1000):``, or ``for x,
+        y in fleet.steps(loader):`` without epochs. In a process that trains alone, all batches remain.
 
         Parameters
         ----------
@@ -309,7 +309,7 @@ class LoopCalls(ABC):
         return lambda: rest() if self._steps_made() == start else iter(loader)
 
     def _compare_steps(self, epoch: int, before: int | None, expected: int) -> None:
-        """Warn once if an epoch has too many or too few steps, because a restart would then go wrong."""
+        """Warn once if an epoch has too many or too few steps, so that a restart would find the wrong batch."""
         made = (self._steps_made() or 0) - (before or 0)
         if before is None or made == expected or self._warned:
             return

@@ -76,7 +76,7 @@ class Touched:
     ids : int64[n]
         Distinct, ascending.
     rows : float32[n or more, dimension]
-        The leaf.
+        The leaf that the look-up returned.
     at : int64[n], optional
         The position of each id in `rows`; None if row i belongs to id i.
     """
