@@ -309,7 +309,7 @@ class LoopCalls(ABC):
         return lambda: rest() if self._steps_made() == start else iter(loader)
 
     def _compare_steps(self, epoch: int, before: int | None, expected: int) -> None:
-        """Warn once if an epoch has too many or too few steps, so that a restart would find the wrong batch."""
+        """Warn once if an epoch has too many or too few steps: a restart would resume at the wrong batch."""
         made = (self._steps_made() or 0) - (before or 0)
         if before is None or made == expected or self._warned:
             return
