@@ -66,7 +66,7 @@ _PACKAGES = ("nn", "tables")
 NAMES = {name: f"fleet.{module}" for module, names in _NAMES_IN.items() for name in names}
 __all__ = sorted(NAMES)
 NAMES |= dict.fromkeys(_PACKAGES, "fleet")
-"""The module of each public name; scripts find these names here and on the `fleet` of their job."""
+"""The module of each public name. Scripts find the names in this package and on their `fleet` object."""
 
 _RUN_BY_AN_EXECUTOR = "run the program itself with fleet.Executor, in one process for each device"
 _LEFT_TO_PYTORCH = "PyTorch runs the model, and has its own settings"
@@ -84,7 +84,7 @@ if (_problem := problem_with(sys.modules[__name__], Path(__file__).parent)) is n
 
 
 def unknown_name(name: str, problem: str) -> AttributeError:
-    """Return the AttributeError for an unknown name; for a name of Paddle's, it says what to use instead."""
+    """Return the AttributeError for an unknown name; for a Paddle name, it says what to use instead."""
     if name in _NOT_HERE:
         problem = f"fleet has no {name}: {_NOT_HERE[name]}"
     return AttributeError(problem, name=name, obj=None)  # of an obj, Python would add a guess of its own

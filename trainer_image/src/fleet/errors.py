@@ -1,4 +1,4 @@
-"""The errors that fleet raises deliberately, and the exit status that each gives a replica.
+"""The errors that fleet raises deliberately, and the exit status with which a replica ends after each.
 
 The class hierarchy separates causes: the user's mistakes (`ConfigurationError`), protocol errors of a peer or
 of ours (`ProtocolError`), and failures of the environment (`PeerLostError`, `StateLostError`). The operator
@@ -80,7 +80,7 @@ class DiskFullError(FleetError):
 
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.EISDIR})
-"""EISDIR: the path is that of a directory."""
+"""The error numbers that `DiskFullError` covers. EISDIR means that the path is that of a directory."""
 
 
 def no_room(raised: Exception) -> bool:

@@ -23,7 +23,7 @@ def problem_with(package: ModuleType, folder: Path) -> str | None:
     Parameters
     ----------
     package : module
-        What ``import fleet`` gave.
+        The module that ``import fleet`` has imported.
     folder : Path
         The folder of this file.
     """
@@ -47,7 +47,7 @@ def refuse_another() -> None:
     Raises
     ------
     ImportError
-        It gave another distribution's, or none is left.
+        It has imported another distribution's package, or the package's ``__init__.py`` is gone.
     """
     package = sys.modules["fleet"]
     if not hasattr(package, "NAMES"):

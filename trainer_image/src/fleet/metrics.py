@@ -17,7 +17,7 @@ _BUCKETS: Final = 1 << 14
 OPERATIONS: Final = ("sum", "min", "max")
 
 Reduce = Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
-"""Sums an array over the trainers."""
+"""A function that sums an array over the trainers."""
 
 
 class AUC:

@@ -52,7 +52,7 @@ class Optimizer(torch.optim.Optimizer):
     """
 
     tensors: ClassVar[Mapping[str, str | None]]
-    """The state that has the parameter's shape, and the option with the initial value; None for 0."""
+    """For each state tensor of the parameter's shape, the option with its initial value; None for 0."""
 
     def __init__(self, params: Any, options: Mapping[str, Any]) -> None:
         for name, value in options.items():

@@ -33,7 +33,7 @@ class Savable(Protocol):
         """Save a checkpoint under the next number in a folder; see `Saver.save_numbered`."""
 
     def submit_status(self, status: TrainStatus) -> None:
-        """Submit the script status of a trainer other than trainer 0, for later checkpoints."""
+        """Submit this trainer's script status for later checkpoints; trainer 0 calls `save` instead."""
 
     def clean(self, folder: str, keep: int) -> None:
         """Remove all checkpoints in a folder except the newest ones; see `Saver.clean`."""

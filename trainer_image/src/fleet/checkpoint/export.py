@@ -223,7 +223,7 @@ class _SavedTable:
         self.since: int | None = None
         self.removed = np.zeros(0, dtype=np.int64)
         self._after = -1
-        """Only rows with a later update are written."""
+        """The update count after which a row must have changed to be written; -1 for every row."""
         if earlier is not None:
             before = _SavedTable(earlier, table)
             # The smallest of the servers' counts: without barriers, some servers have received more updates.
@@ -234,7 +234,7 @@ class _SavedTable:
 
     @cached_property
     def none(self) -> TableRows:
-        """An empty set of rows with the dtypes and shapes of the parts."""
+        """An empty set of rows with the dtypes and row shapes of those that `parts` yields."""
         return rows_at(next(self._all_rows("ids", "values")), np.zeros(0, dtype=np.int64))
 
     @cached_property
@@ -243,7 +243,7 @@ class _SavedTable:
         return sum(part.ids.size for part in self._changed_rows("ids", "marks.last"))
 
     def parts(self) -> Iterator[TableRows]:
-        """Yield the rows to write."""
+        """Yield the rows to write, in parts."""
         return self._changed_rows("ids", "values", "marks.last")
 
     def _ids(self) -> NDArray[np.int64]:
@@ -263,7 +263,7 @@ class _SavedTable:
 
     @cached_property
     def _superseded(self) -> NDArray[np.int64]:
-        """The sorted ids of rows in the base that have since changed or been removed."""
+        """The sorted ids of rows that have changed or been removed since the base was saved."""
         changed = [np.zeros(0, dtype=np.int64)]
         for found, file, record in self._files:
             if found is self._checkpoint and record.base is not None:

@@ -41,9 +41,9 @@ CHECKPOINT_PREFIX: Final = "checkpoint-"
 _log = logging.getLogger(__name__)
 _NUMBERED: Final = re.compile(rf"{CHECKPOINT_PREFIX}(0|[1-9][0-9]{{0,17}})")
 _LIKE_NUMBERED: Final = re.compile(rf"{CHECKPOINT_PREFIX}[0-9]+")
-"""Also matches numbers that no save assigns: too large, or with a leading zero."""
+"""The names of checkpoints, including numbers that no save assigns: too large, or with a leading zero."""
 _STALE_SECONDS: Final = 60.0
-"""A temporary claim of this age was left by a killed process."""
+"""The age after which a temporary claim is considered to be left over from a killed process."""
 
 
 def list_numbers(folder: Path) -> list[int]:

@@ -27,14 +27,14 @@ __all__ = [
 
 MANIFEST_NAME: Final = "manifest.json"
 REPLACED_NAME: Final = "manifest.replaced.json"
-"""The previous manifest, kept until every server has the new one."""
+"""The file name of the previous manifest, which is kept until every server has the new one."""
 BEGUN_SUFFIX: Final = ".begun"
 """The suffix of a manifest that announces one file before it is written."""
 FORMAT: Final = "fleet-checkpoint-2"
 MOST_BEFORE: Final = 1000
 """Maximum number of earlier saves that a manifest names."""
 _READABLE: Final = {"fleet-checkpoint-1", FORMAT}
-"""Format 1 has no `Manifest.here`."""
+"""The formats that this version can read. Format 1 has no `Manifest.here`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,9 @@ class BlockRecord:
     shape: tuple[int, ...]
     dtype: str
     tensor: str
-    """The name of the value in the file."""
+    """The name of the value's tensor in the file."""
     state: Mapping[str, Any]
-    """The optimizer's entries, encoded by `values.encode`."""
+    """The optimizer state of these elements, encoded by `values.encode`."""
 
     @classmethod
     def from_fields(cls, fields: object) -> "BlockRecord":
@@ -69,9 +69,9 @@ class BaseRecord:
     """A manifest entry for the full checkpoint on which an incremental file of rows is based."""
 
     directory: str
-    """Its directory name, in the same folder."""
+    """The name of the full checkpoint's directory, which is in the same folder as the incremental one."""
     save: str
-    """The random name of its save."""
+    """The random name of the save that wrote the full checkpoint."""
 
     @classmethod
     def from_fields(cls, fields: object) -> "BaseRecord":
@@ -90,7 +90,7 @@ class RowsRecord:
     updates: int
     """The number of updates that the table had received when it was saved."""
     base: BaseRecord | None = None
-    """Set for an incremental file: the checkpoint that holds the unchanged rows."""
+    """The checkpoint that holds the unchanged rows, if the file is incremental; None otherwise."""
 
     @classmethod
     def from_fields(cls, fields: object) -> "RowsRecord":
@@ -119,7 +119,7 @@ class FileRecord:
     trainer: int = -1
     """The trainer whose part the file holds; -1 for a server's shard."""
     rows: RowsRecord | None = None
-    """Set if the file holds rows of a table."""
+    """The entry for a table's rows in the file; None if the file holds none."""
 
     def to_json(self) -> str:
         """Return the record as JSON."""

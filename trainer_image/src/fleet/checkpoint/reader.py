@@ -25,7 +25,7 @@ from fleet.plan import describe_difference
 __all__ = ["TRAINERS_STATE", "Checkpoint", "Piece", "check_files", "cut_state", "join_pieces"]
 
 TRAINERS_STATE: Final = "state of the optimizer"
-"""The fact that trainer 0's part holds the optimizer state, as in GEO; otherwise the shards hold it."""
+"""The name of a fact that is present if trainer 0's part, not the shards, has the optimizer state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,11 @@ class Piece:
 
     param: str
     begin: int
-    """First element in the flattened parameter."""
+    """The index of the first element in the flattened parameter."""
     end: int
-    """One past the last element."""
+    """The index of the last element, plus one."""
     value: Tensor
-    """The parameter's shape, with the first dimension reduced to these elements."""
+    """The elements, in the parameter's shape with the first dimension reduced."""
     state: Mapping[str, Any] = field(default_factory=dict)
     """The optimizer's entries for these elements: tensors, or plain values such as a step count."""
 
@@ -124,7 +124,7 @@ class Checkpoint:
 
     @property
     def key(self) -> tuple[Path, str]:
-        """The identity of this save."""
+        """The directory and the random name of this save, which together identify the save."""
         return self.directory, self.manifest.save
 
     @property

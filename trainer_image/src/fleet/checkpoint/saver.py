@@ -156,7 +156,7 @@ class Saver(ABC):
         return began
 
     def _start(self, directory: str, began: float, copy: Callable[[], Callable[[], None]]) -> None:
-        """Copy the content, then write it in a background thread."""
+        """Copy the checkpoint's content, then write the copy in a background thread."""
         step = self.current_step
         write: Callable[[], None] | None = None
         with self._skip_if_full(directory):

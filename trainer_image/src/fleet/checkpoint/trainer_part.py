@@ -79,7 +79,7 @@ class OwnRows:
     steps: int = 0
     """The number of steps run."""
     tables: Mapping[str, TableRows] = field(default_factory=dict)
-    """By table, with ascending ids. The values are empty: the servers have them."""
+    """The optimizer state by table, with ascending ids. The rows have no values: those are on the servers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +87,9 @@ class GradientOrder:
     """The order in which gradients are reduced; it affects the sums if there are three or more trainers."""
 
     names: tuple[str | None, ...]
-    """The parameters; None stands for the trainers' control data."""
+    """The names of the parameters in this order; None stands for the trainers' control data."""
     once_unused: tuple[str, ...] = ()
-    """The parameters that some backward pass did not use. The order is final for them."""
+    """The parameters that some backward pass did not use, and which therefore no longer change the order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class TrainerPart:
     own_rows: OwnRows = field(default_factory=OwnRows)
     """The optimizer state of tables, if trainers update them."""
     order: GradientOrder | None = None
-    """Set for collective training that averages gradients."""
+    """The order in which collective training reduces gradients; None if there is no such order."""
     parameters: Mapping[str, Tensor] = field(default_factory=dict)
     """The parameters that are in no shard, by name: frozen ones, and those of no optimizer."""
 

@@ -204,7 +204,7 @@ def remove_checkpoint(directory: Path) -> str:
 
 
 def _save_in(manifest: Path) -> str:
-    """Return the name of the save in a manifest, or an empty string if the manifest is missing or damaged."""
+    """Return the random name of a manifest's save; an empty string if the manifest is missing or damaged."""
     try:
         with open_file(manifest) as file:
             return Manifest.from_bytes(file.read(), str(manifest)).save
@@ -252,7 +252,7 @@ def _names_in(folder: int) -> list[str]:
 
 
 def _final_name(name: str) -> str:
-    """Return the final name of a temporary file."""
+    """Return the final name of a temporary file; return any other name unchanged."""
     match = _TEMPORARY.fullmatch(name)
     return match[1] if match else name
 

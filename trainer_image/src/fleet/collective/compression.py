@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["factorizing", "rounding"]
 
 _EXACT: Final = torch.float64
-"""Tensors of this dtype are not compressed: the flags, and the gradients of a float64 model."""
+"""The dtype of tensors that are not compressed: the flags, and the gradients of a float64 model."""
 
 _ROUNDED: Final = {
     "bfloat16": default_hooks.bf16_compress_hook,
@@ -26,7 +26,7 @@ _ROUNDED: Final = {
 }
 _ROUNDED_BYTES: Final = 2
 _EPSILON: Final = 1e-8
-"""Added to the divisor of a factor's columns, which is zero for a matrix that no trainer uses."""
+"""The number added to a column's norm before division; the norm is zero if no trainer uses the matrix."""
 
 
 def rounding(wire_dtype: str, channel: dist.ProcessGroup | None) -> "CommHook":

@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 _MARKS: Final = 64
-"""The number of marks that can be in use at the same time; streams may reach theirs in any order."""
+"""The number of marks that can be in use at the same time; streams may reach their marks in any order."""
 _BY_KERNEL: Final = "CUDA_LAUNCH_BLOCKING=1 shows which operation failed"
 _OWN_FAULTS: Final = {
     "out of memory": "make the batch or the model smaller, or check which other processes use this device",
@@ -43,10 +43,10 @@ _OWN_FAULTS: Final = {
     "ncclUnhandledCudaError": _BY_KERNEL,
     "ncclInvalid": "NCCL_DEBUG=INFO shows what NCCL refuses",
 }
-"""Texts that mark an error as this trainer's own, and how to fix it."""
+"""The advice for each text that identifies an error as this trainer's own."""
 _TRANSPORT: Final = ("gloo", "nccl", "connect", "socket", "broken pipe", "timed out", "timeout", "abort")
 _OURS: Final = tuple(f"{each}{os.sep}" for each in (Path(torch.__file__).parent, Path(__file__).parents[1]))
-"""The folders of torch and fleet: all other code is the script's."""
+"""The folders of torch and fleet; code in any other folder counts as the script's."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def gpu_number(environ: Mapping[str, str], count: int) -> int | None:
 
 
 def difference(facts: Mapping[int, Facts], rank: int) -> tuple[int, str] | None:
-    """Return the first trainer whose versions differ from trainer `rank`'s, and the difference, or None."""
+    """Return the first trainer whose versions differ from trainer `rank`'s, with the difference, or None."""
     ours = facts[rank]
     for other, theirs in facts.items():
         if theirs.torch != ours.torch:
@@ -147,7 +147,7 @@ def why_not_nccl(facts: Mapping[int, Facts]) -> str:
 
 
 def _without_own_gpu(facts: Mapping[int, Facts]) -> list[int]:
-    """Return the first trainer without a GPU or the first two that share one; otherwise an empty list."""
+    """Return the first trainer without a GPU, or the first two that share one; otherwise an empty list."""
     owners: dict[str, int] = {}
     for rank, each in facts.items():
         if not each.gpu:
@@ -164,7 +164,7 @@ def backend_of(facts: Mapping[int, Facts]) -> str:
 
 
 def is_capturing(device: torch.device) -> bool:
-    """Return True while a CUDA graph is being captured, when nothing can be read from the device."""
+    """Return whether a CUDA graph is being captured, during which nothing can be read from the device."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
@@ -195,7 +195,7 @@ class Mark:
         self._memory.copy_(number, non_blocking=True)
 
     def reached(self) -> bool:
-        """Return True once the stream has reached the mark; callable from any thread."""
+        """Return whether the stream has reached the mark; callable from any thread."""
         # Not `==`: a later mark may have reused this slot, and then this one has been reached as well.
         return int(self._memory.item()) >= self._number
 
@@ -237,8 +237,8 @@ def is_from_script(error: BaseException) -> bool:
         Caught around the wait, so that its traceback contains all calls in the wait.
     """
     text = str(error).lower()
-    # gloo reports a lost connection as a plain RuntimeError, which only its text tells from an error in a
-    # hook of the script.
+    # gloo reports a lost connection as a plain RuntimeError. Only the text distinguishes this error from one
+    # in a hook of the script.
     if isinstance(error, dist.DistError) or any(word in text for word in _TRANSPORT):
         return False
     files = (frame.filename for frame in traceback.extract_tb(error.__traceback__))

@@ -86,7 +86,7 @@ class BackwardPass:
             )
 
     def _finish(self) -> None:
-        """Pass the remaining gradients to the reducers, wait for the averages, and assign them to `grad`."""
+        """Pass the remaining gradients to the reducers, and assign the averages to the parameters."""
         # Trainers may have reached the optimizers in different orders, but `hand_back` makes calls of all
         # trainers, whose order must be the same.
         reached = sorted(self._reached, key=self._averagers.index)
@@ -118,7 +118,7 @@ class AverageCheck:
         self._own = set(self._all)
         """The parameters whose gradients may be local to this trainer."""
         self._addresses: dict[int, int] = {}
-        """The address of each parameter's latest average."""
+        """The memory address of each parameter's latest average."""
         self._accumulated = False
         self._captured = False
 
@@ -299,12 +299,14 @@ class GradientAverager(Synchronizer):
             self.steps.record(groups)
 
     def _on_gradient(self, position: int, parameter: torch.Tensor) -> None:
-        """Handle a parameter's gradient, which may be undefined, before torch's reducer receives it.
+        """Record the arrival of a parameter's gradient, which torch's reducer has not received yet.
+
+        The gradient may be undefined.
 
         Raises
         ------
         ConfigurationError
-            It cannot be averaged.
+            The gradient cannot be averaged.
         FleetError
             This pass already had a gradient of the parameter, or an error ended the previous pass.
         """
@@ -345,7 +347,7 @@ class GradientAverager(Synchronizer):
         self._reducer.begin()
 
     def remaining_gradients(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return the flags and the parameters not reached by the pass, with gradients for the reducer."""
+        """Return the flags and the parameters that the pass did not reach, with gradients for the reducer."""
         flags = self._reducer.flags
         absent = [position for position, each in enumerate(self._parameters) if each.grad is None]
         missing = [each for position, each in enumerate(self._parameters) if position not in self._arrived]

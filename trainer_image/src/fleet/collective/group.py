@@ -45,7 +45,7 @@ _OPERATIONS: Final = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max":
 _log = logging.getLogger(__name__)
 
 Chooser = Callable[[Mapping[int, str]], Iterable[int]]
-"""Selects, from the texts of all trainers, the ranks of those that all trainers need."""
+"""A function that selects the ranks whose texts every trainer needs, given the texts of all trainers."""
 
 
 class TextExchange:
@@ -385,7 +385,7 @@ def _two_unlike(texts: Mapping[int, str]) -> set[int]:
 
 @contextlib.contextmanager
 def _logging_the_interface(environ: Mapping[str, str]) -> Iterator[None]:
-    """If connecting takes long, log the network interface, which other trainers may be unable to reach."""
+    """Log the network interface if connecting takes long; other trainers may be unable to reach it."""
     interface = environ.get("GLOO_SOCKET_IFNAME", "")
     by = f"the interface {interface!r}" if interface else "the interface of this host's name"
     text = (

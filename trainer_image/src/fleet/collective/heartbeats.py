@@ -27,7 +27,7 @@ class WaitKind(StrEnum):
     CALL = "call"
     EXCHANGE = "exchange"
     OTHER = ""
-    """A part of a call that all trainers have already begun, so none can be waiting in an exchange."""
+    """Any other wait, as in a call that all trainers have begun, or no wait; not checked for deadlocks."""
 
 
 @dataclass(frozen=True)

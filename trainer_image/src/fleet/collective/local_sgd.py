@@ -40,7 +40,7 @@ class ParameterAverager(Synchronizer):
         self._plan = plan
         self._channel: dist.ProcessGroup | None = None
         self._stepped = False
-        """True if there was a step since gradients were last cleared."""
+        """True if a step has run since gradients were last cleared."""
         self._closed = False
 
     def start(self) -> None:
@@ -152,7 +152,7 @@ class ParameterAverager(Synchronizer):
 
 
 def _is_averaged(key: str, value: torch.Tensor, parameter: torch.Tensor) -> bool:
-    """Return True if an entry of the optimizer's state depends on gradients, as a momentum does."""
+    """Return True if an entry of the optimizer's state depends on gradients, as momentum does."""
     like_the_parameter = value.shape == parameter.shape and key != "step"
     return (value.is_floating_point() or value.is_complex()) and (value.dim() > 0 or like_the_parameter)
 

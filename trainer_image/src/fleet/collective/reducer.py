@@ -29,9 +29,9 @@ FLAG_BITS: Final = 32
 _DELAY: Final = 4
 """The number of exchanges after which a GPU's flags are read, so that reading does not wait for the GPU."""
 _MOST_IN_FLOAT32: Final = 1024
-"""Up to this number of trainers, the error of a float32 sum is small compared with one trainer's part."""
+"""The maximum number of trainers at which a float32 sum is exact enough to show one trainer's part."""
 _BATCHED: Final = "batched_grad_copy"
-"""An argument of newer versions of torch: one kernel copies all gradients of a bucket."""
+"""The argument of newer versions of torch that makes one kernel copy all gradients of a bucket."""
 
 _DTYPE_AND_DEVICE: Final = attrgetter("dtype", "device")
 
@@ -39,7 +39,7 @@ CommHook = Callable[[Any, Any], torch.futures.Future[torch.Tensor]]
 """Maps a state and a bucket to the bucket's average; see `DistributedDataParallel.register_comm_hook`."""
 
 Compression = Callable[[dist.ProcessGroup | None], CommHook]
-"""Given the connections, returns an object that averages a bucket of gradients and counts its bytes."""
+"""Returns a hook for the given connections, which averages a bucket of gradients and counts its bytes."""
 
 
 class Flags:
@@ -234,7 +234,7 @@ class Reducer:
     """
 
     buckets: Buckets
-    """Created at the beginning of the first pass, as `flags` are, because the model may move before it."""
+    """The buckets, created together with `flags` in the first pass, because the model may move before it."""
     flags: Flags
 
     def __init__(
@@ -252,7 +252,7 @@ class Reducer:
         self._compression = compression
         self._channel: dist.ProcessGroup | None = None
         self._fixed = stateful
-        """True if the buckets must stay as they are."""
+        """True if the order of the buckets must not change."""
         self._is_laid_out = self._is_outdated = False
         self._once_unused: set[int] = set()
         self._order: list[int] | None = None

@@ -137,7 +137,7 @@ def join(world: World, store: Store, wait: JoinWait) -> None:
 
 
 def shared_world(world: World, store: Store) -> World:
-    """Return the world; omit its endpoints if a launcher has ordered the ranks differently.
+    """Return the world, without its endpoints if a launcher has assigned the ranks in another order.
 
     This is known once all trainers have joined the launcher's store.
     """
@@ -299,7 +299,7 @@ def open_gate(port: int, listener: socket.socket, key: bytes, half_open: HalfOpe
 
 
 def open_tunnel(host: str, port: int, key: bytes, patience_seconds: float = 0.0) -> Relay:
-    """Open a relay from a local port to the gate on another machine, authenticated with the job's key.
+    """Open a relay from a local port to the gate on another machine; the two authenticate with the job's key.
 
     Parameters
     ----------

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Account", "Step", "Steps", "after_average", "after_steps", "difference", "hyper_parameters"]
 
 _RECENT: Final = 16
-"""The number of steps that are kept; it exceeds the number of steps until a difference is found."""
+"""The number of recent steps that are kept: more than are made before a difference is found."""
 _SAME_OPTIONS: Final = (
     "expected the same on every trainer, because each steps its own copy of the model: use the same "
     "hyper-parameters everywhere, and give a scheduler that follows a metric the mean over all trainers "
@@ -140,8 +140,8 @@ class Steps:
 def hyper_parameters(optimizer: "torch.optim.Optimizer") -> list[dict[str, Any]]:
     """Return the options in each param group that must be the same on every trainer.
 
-    Left out are options that select a kernel, which depend on the device, and entries that are not the
-    optimizer's own (a scheduler's, the script's), which do not affect a step.
+    Options that select a kernel are omitted, because they depend on the device. So are entries that are not
+    the optimizer's own (a scheduler's, the script's), because they do not affect a step.
     """
     names = [name for name in optimizer.defaults if name not in KERNEL_FLAGS]
     return [{name: _plain(group[name]) for name in names} for group in optimizer.param_groups]
@@ -150,7 +150,7 @@ def hyper_parameters(optimizer: "torch.optim.Optimizer") -> list[dict[str, Any]]
 def difference(
     accounts: Mapping[int, Account], rank: int, after: Callable[[int], str] = after_average
 ) -> tuple[int, str] | None:
-    """Return the first trainer whose steps differ from trainer `rank`'s, and the difference, or None.
+    """Return the first trainer whose steps differ from trainer `rank`'s, with the difference, or None.
 
     Parameters
     ----------
@@ -183,7 +183,7 @@ def _known_from(account: Account) -> int:
 
 
 def _other_number(theirs: Account, ours: Account, rank: int, first: int) -> tuple[int, str, str] | None:
-    """Return where the numbers of steps first differ, with a description of each number, or None."""
+    """Return the first `Step.before` with different numbers of steps and a description of each, or None."""
     found, expected = (
         Counter((step.before, step.groups is None) for step in each.recent) for each in (theirs, ours)
     )

@@ -21,7 +21,7 @@ from fleet.errors import ConfigurationError
 __all__ = ["LEARNING_PASSES", "Alone", "PassEnd", "Synchronizer", "refuse_reentrant"]
 
 LEARNING_PASSES: Final = 16
-"""A parameter that this many consecutive passes have reached is assumed to be reached by every pass."""
+"""The number of consecutive passes that must reach a parameter before every pass is assumed to reach it."""
 _REENTRANT: Final[CodeType] = CheckpointFunction.backward.__code__
 
 
@@ -37,7 +37,7 @@ class Synchronizer:
     def __init__(self, steps: Steps) -> None:
         self.steps = steps
         self.apart = False
-        """True while the copies differ; the same on all trainers."""
+        """True while the trainers' copies differ; all trainers have the same value."""
         self._paused = False
         """True while gradients accumulate without being averaged."""
 
@@ -76,10 +76,10 @@ class Synchronizer:
         return self.steps.number - 1
 
     def on_zero_grad(self) -> None:
-        """Handle the optimizer's ``zero_grad()``, before it clears the gradients."""
+        """Process the optimizer's ``zero_grad()`` before the gradients are cleared."""
 
     def on_step(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Handle a step of the optimizer, given its hyper-parameters."""
+        """Process a step that the optimizer has run, given the hyper-parameters of the step."""
 
     def equalize(self, what: str) -> None:
         """Make the trainers' copies equal if they can differ between steps; every trainer must call this."""

@@ -348,4 +348,4 @@ def _pods(processes: int, environ: Mapping[str, str]) -> int:
 
 
 this_trainer: Final = Trainer()
-"""The trainer that this process is, if its job is collective."""
+"""The trainer in this process, if its job is collective."""

@@ -44,7 +44,7 @@ __all__ = ["Heartbeats", "Watchdog"]
 LOG_AFTER_SECONDS = 5.0
 STORE_SECONDS = 10.0
 ANSWER_ATTEMPTS = 8
-"""How often a search for silent trainers is polled for, a quarter of a heartbeat apart."""
+"""The number of polls for the result of another trainer's search, a quarter of a heartbeat interval apart."""
 _REPORT = "what heartbeats say"
 _SEARCH = "who looks for the silent"
 _DEADLOCKED, _ALL_DEADLOCKED = "how many are stuck", "all are stuck"
@@ -72,9 +72,9 @@ class Heartbeats:
         self._clock = clock
         self._own = Heartbeat(-1, TrainerState())
         self._seen: dict[int, tuple[int, float]] = {}
-        """By rank, the number of the last heartbeat, and when this trainer first saw it."""
+        """The number of each trainer's last heartbeat and the time when it was first read, by rank."""
         self._text, self._since, self._report = "", 0.0, Report()
-        """The latest report as text, when this trainer first saw it, and the report itself."""
+        """The latest report as text, the time when it was first read, and the parsed report."""
         self._searches = 0
 
     def start(self) -> None:
@@ -193,7 +193,7 @@ class Heartbeats:
         )
 
     def _publish(self, expected: str, report: Report, now: float) -> bool:
-        """Replace the current report if it is the expected one; return whether the new report is current."""
+        """Publish a report if the current one is `expected`; return whether the new report is now current."""
         text = report.to_text()
         there = self._exchange(_REPORT, expected, text)
         if there != self._text:
@@ -406,7 +406,7 @@ class Watchdog:
         return self._world.names([each.rank for each in absences], number)
 
     def _names_elsewhere(self, mine: TrainerState, cohorts: Sequence[Cohort]) -> str:
-        """Return the names of the live trainers that are waiting for a different event than this one."""
+        """Return the names of the live trainers that are waiting for a different event than this trainer."""
         ranks, number = [], 0
         for cohort in cohorts:
             if cohort.state.what != mine.what:

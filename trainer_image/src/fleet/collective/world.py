@@ -122,7 +122,7 @@ def find_world(role: "Role", environ: Mapping[str, str]) -> World:
 
 
 def with_separate_port(world: World) -> World:
-    """Return the world with a different port, because the store of the script's process group uses this one.
+    """Return the world with another port, because the script's process group already uses this port.
 
     Every trainer must call this. Trainer 0 chooses the port, and the script's process group carries it.
 

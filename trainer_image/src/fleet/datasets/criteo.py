@@ -34,7 +34,7 @@ _COUNT_LIMIT: Final = 1 << 63
 """Upper bound of the absolute value of a count."""
 _DIGITS: Final = b"0123456789abcdefABCDEF-"
 _NO_CATEGORY: Final = 1 << 32
-"""One more than the highest category."""
+"""The number that stands for a missing category: one more than the highest category."""
 _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 _log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class CriteoFiles(IterableDataset[Batch]):
         if not files:
             raise ConfigurationError("no file to read; expected at least one")
         self.malformed = 0
-        """Malformed lines that this process has skipped."""
+        """The number of malformed lines that this process has skipped."""
         self._files = [Path(file) for file in files]
         self._batch_size = batch_size
         self._hash_size = hash_size

@@ -11,7 +11,7 @@ __all__ = ["can_be_host", "endpoint_problem", "endpoints_problem", "split_endpoi
 _LAST_PORT: Final = 65535
 _RANGE: Final = re.compile(r"\[(\d{1,9})-(\d{1,9})(?:\+(\d{1,5}))?\]")
 _MOST: Final = 1_000_000
-"""The maximum number of endpoints in one pattern; more are a mistake."""
+"""The maximum number of endpoints in one pattern; a larger number is treated as a mistake."""
 
 
 def split_endpoints(value: str | Iterable[str]) -> list[str]:
@@ -89,7 +89,7 @@ def _expanded(pattern: str) -> list[str]:
 
 
 def _numbers(ranges: Sequence[tuple[int, int, int]], places: Sequence[int]) -> Iterator[int]:
-    """Yield, for each range, the number at its index plus its stride times the previous range's index."""
+    """Yield each range's number: that at its index, plus its stride times the previous range's index."""
     before = 0
     for (first, _, stride), place in zip(ranges, places, strict=True):
         yield first + place + stride * before

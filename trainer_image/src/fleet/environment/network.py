@@ -22,16 +22,16 @@ LOOK_SECONDS = 0.5
 _log = logging.getLogger(__name__)
 
 _VARIABLES = {"GLOO_SOCKET_IFNAME": "", "NCCL_SOCKET_IFNAME": "="}
-"""The prefix of a name in each variable. Without `=`, NCCL treats the name as a prefix of names."""
+"""The prefix of an interface name in each variable. Without `=`, NCCL also selects longer names."""
 _GET_ADDRESS = 0x8915
-"""SIOCGIFADDR: the IPv4 address of an interface (netdevice(7))."""
+"""The ioctl request SIOCGIFADDR, which returns the IPv4 address of an interface; see netdevice(7)."""
 _IPV6 = Path("/proc/net/if_inet6")
 
 
 def choose_interface(
     host: str, port: int, environ: MutableMapping[str, str], patience_seconds: float = 0.0
 ) -> None:
-    """Unless the environment names an interface, make gloo and NCCL use the one that routes to trainer 0.
+    """Make gloo and NCCL use the interface that routes to trainer 0, unless the environment names one.
 
     Parameters
     ----------

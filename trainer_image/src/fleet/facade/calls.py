@@ -200,7 +200,7 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
     def _minimizes(
         self, optimizer: ProgramOptimizer, transpile: Callable[[Program, Program | None], None]
     ) -> ProgramMinimizer:
-        """Return a minimizer for a program built with layers; the first one also serves `fleet.minimize`."""
+        """Return a minimizer for a program built with layers; `fleet.minimize` uses the first one."""
         minimizer = ProgramMinimizer(optimizer, transpile)
         self._describe = self._describe or minimizer.minimize
         return minimizer
@@ -212,7 +212,7 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
     def _describes(
         self, model: Module | None, capture: Callable[[Module, Callable[..., Any]], None]
     ) -> Callable[..., None]:
-        """Return the ``minimize`` method of an optimizer; the first one also serves `fleet.minimize`."""
+        """Return the ``minimize`` method of an optimizer; `fleet.minimize` uses the first one."""
 
         def minimize(
             loss_fn: Callable[..., Any],
@@ -419,7 +419,7 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
 
 
 def _on_free_port(role: Role) -> Role:
-    """Give a process that trains alone an endpoint with a free port, because several may share a host."""
+    """Return the role with a free port, because several processes that train alone may share a host."""
     with socket.create_server((role.current_host, 0)) as listener:
         endpoint = f"{role.current_host}:{listener.getsockname()[1]}"
     if role.is_collective:

@@ -264,7 +264,7 @@ class Fleet(FleetCalls):
         return distributed
 
     def _transpile(self, program: Program, startup_program: Program | None) -> None:
-        """Transpile a built program into this trainer's program."""
+        """Transpile a program that was built with layers into this trainer's program."""
         role = self._started_role()
         # torchrun provides ranks but no endpoints; the program only displays the endpoints.
         endpoints = role.worker_endpoints or [f"trainer-{rank}:1" for rank in range(role.worker_num)]

@@ -347,7 +347,7 @@ class Fleet(FleetCalls):
         self._started_trainer().session.calls.barrier()
 
     def push_parameters(self) -> None:
-        """Send parameter values that the script has written to the parameter servers.
+        """Update the parameter servers with parameter values that the script has written to the model.
 
         In sync mode, every trainer must call this between the same two steps, and all receive the first
         trainer's values. In async and half-async mode, the caller's values replace the servers', and the

@@ -37,7 +37,7 @@ LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = "6170"
 TORCH_SECONDS = 120.0
 _DEVICE_FILES = ("nvidia[0-9]*", "dxg", "kfd")
-"""The device files of NVIDIA's driver, of its driver in WSL, and of AMD's."""
+"""Patterns of the device files of GPU drivers: NVIDIA's, WSL's and AMD's."""
 _COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
 _log = logging.getLogger(__name__)
 

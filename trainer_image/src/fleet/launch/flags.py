@@ -42,7 +42,7 @@ ROLE_VARIABLES = frozenset(
         *("GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"),
     }
 )
-"""A launcher sets these for each process, so it must not pass on the values of its own environment."""
+"""The variables that a launcher sets for each process instead of passing on those of its own environment."""
 TORCHRUN_PREFIXES = ("PET_", "TORCHELASTIC_")
 """Prefixes of the variables that configure torchrun, and that torchrun sets for its own workers."""
 

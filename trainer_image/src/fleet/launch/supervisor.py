@@ -46,7 +46,7 @@ __all__ = ["STOP_SECONDS", "Command", "run"]
 STOP_SECONDS: Final = 3.0
 SERVER_SECONDS: Final = 30.0
 KILL_SECONDS: Final = 10.0
-"""How long a process may take to end after SIGKILL, while the kernel frees what may be many GB of memory."""
+"""How long a process may take to end after SIGKILL: the kernel may have to free many GB of memory."""
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
 TAIL_LINES: Final = 20
@@ -58,7 +58,7 @@ RANK: Final = re.compile(r"\[rank\d+\]: ?", re.ASCII)
 EXCEPTION: Final = re.compile(r"[^\W\d][\w.<>]*(?::.*)?")
 IGNORED: Final = ("Exception ignored in", "Error in atexit._run_exitfuncs")
 ABORTED: Final = 128 + signal.SIGABRT
-"""The exit status of a process whose exception left gloo's threads behind."""
+"""The exit status of an aborted process, as after an exception that leaves gloo's threads running."""
 
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
@@ -88,7 +88,7 @@ class Process:
     status: int | None = None
     ended_at: float | None = None
     errors: bytes = b""
-    """The last part of its standard error, if the launcher forwards it."""
+    """The last part of the process's standard error, if the launcher forwards it."""
 
     def forward_errors(self) -> bool:
         """Copy the process's pending standard error to the launcher's; return whether there was any."""
@@ -156,12 +156,12 @@ class Action(Enum):
     WAIT = auto()
     STOP = auto()
     END = auto()
-    """Kill everything that still runs, and exit."""
+    """Kill all processes that are still running, and exit."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """An action and its reason.
+    """The launcher's next action, with the reason for it.
 
     `failed` is the process that caused a stop, if one did. `until` is when the next decision is
     due even if no process ends.

@@ -33,10 +33,10 @@ _LOADER_OPTIONS: Final = (
 
 
 class Batches(Generic[Batch]):
-    """A loader's wrapper that changes only how the loader is iterated.
+    """A wrapper of a loader that changes only how the loader is iterated.
 
-    In all other respects it behaves as the loader: ``len()`` is that of the whole epoch, and every attribute
-    is the loader's.
+    In all other respects it behaves like the loader: ``len()`` is that of the whole epoch, and every
+    attribute is the loader's.
 
     Parameters
     ----------

@@ -69,7 +69,7 @@ class Loops:
 
     def __init__(self) -> None:
         self._covered: int | None = 0
-        """The steps that the loops so far cover; None if unknown."""
+        """The number of steps that the loops so far cover; None if unknown."""
         self._begun = 0
         self._current: tuple[int, int, int | None] = (0, 0, None)
         """The number of the latest loop, its first step, and the number of steps in its epoch."""
@@ -131,7 +131,7 @@ class _Entry:
 
     batch: int
     rest: Callable[[], Iterator[Any]]
-    """Iterates over the remaining batches of that epoch."""
+    """Returns an iterator over the remaining batches of the current epoch."""
     epochs: tuple[int, ...]
     """The number of steps of each completed epoch."""
     steps: int
@@ -139,7 +139,7 @@ class _Entry:
 
     @property
     def epoch(self) -> int:
-        """The current epoch."""
+        """The number of the current epoch."""
         return len(self.epochs)
 
 
@@ -170,8 +170,8 @@ class LoopCalls(ABC):
     ) -> Iterator[tuple[int, Loader]]:
         """Iterate over the remaining epochs, each with its remaining batches.
 
-        ``for epoch, loader in fleet.epochs(30, loader):`` in place of ``for epoch in range(30):``. A script
-        calls ``optimizer.step()`` once for each batch. The epoch determines the order of a loader that
+        Write ``for epoch, loader in fleet.epochs(30, loader):`` in place of ``for epoch in range(30):``. A
+        script calls ``optimizer.step()`` once for each batch. The epoch determines the order of a loader that
         shuffles: its samplers receive the epoch by ``set_epoch``, or a generator seeded with ``seed +
         epoch``. In a process that trains alone, all epochs and batches remain.
 
@@ -247,8 +247,8 @@ class LoopCalls(ABC):
     ) -> Iterator[Batch]:
         """Iterate over the remaining batches of one pass over the data.
 
-        ``for step in fleet.steps(range(1000)):`` in place of ``for step in range(1000):``, or ``for x, y in
-        fleet.steps(loader):`` without epochs. In a process that trains alone, all batches remain.
+        Write ``for step in fleet.steps(range(1000)):`` in place of ``for step in range(1000):``, or ``for x,
+        y in fleet.steps(loader):`` without epochs. In a process that trains alone, all batches remain.
 
         Parameters
         ----------
@@ -305,11 +305,11 @@ class LoopCalls(ABC):
     def _enter(
         self, loader: Iterable[Batch], start: int | None, rest: Callable[[], Iterator[Batch]]
     ) -> Callable[[], Iterator[Batch]]:
-        """Return a function that iterates over the remaining batches or, after a step, over all batches."""
+        """Return a function that iterates over the remaining batches, or over all batches after a step."""
         return lambda: rest() if self._steps_made() == start else iter(loader)
 
     def _compare_steps(self, epoch: int, before: int | None, expected: int) -> None:
-        """Warn once if an epoch has too many or too few steps, because a restart would then go wrong."""
+        """Warn once if an epoch has too many or too few steps: a restart would resume at the wrong batch."""
         made = (self._steps_made() or 0) - (before or 0)
         if before is None or made == expected or self._warned:
             return

@@ -210,7 +210,7 @@ def offsets_of(lengths: Tensor) -> Tensor:
 
 
 class _Sum(torch.autograd.Function):
-    """A sum of rows by bag. Unlike torch's, its backward pass does not sort the ids again."""
+    """Sums rows by bag; unlike torch's sum, its backward pass does not sort the ids again."""
 
     @staticmethod
     def forward(

@@ -47,7 +47,7 @@ __all__ = [
 _operators = torch.library.Library("fleet", "FRAGMENT")  # type: ignore[no-untyped-call]
 _operators.define("sum_rows(Tensor positions, Tensor rows, SymInt num_rows) -> Tensor")  # type: ignore[no-untyped-call]
 _order = itertools.count()
-"""Assigns numbers to look-ups."""
+"""A counter that numbers the look-ups."""
 
 
 class LookedUp(NamedTuple):
@@ -76,9 +76,9 @@ class Touched:
     ids : int64[n]
         Distinct, ascending.
     rows : float32[n or more, dimension]
-        The leaf.
+        The leaf that the look-up returned.
     at : int64[n], optional
-        The position of each id in `rows`; None if row i is that of id i.
+        The position of each id in `rows`; None if row i belongs to id i.
     """
 
     order: int
@@ -101,7 +101,7 @@ class Touched:
 
 
 class RowSource(Protocol):
-    """A source of table rows, which also accepts their gradients: a part of a trainer's session."""
+    """A source of table rows that also accepts their gradients; part of a trainer's session."""
 
     def fetch(self, name: str, ids: NDArray[np.int64]) -> Tensor:
         """Return the rows of ids.
