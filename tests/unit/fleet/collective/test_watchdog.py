@@ -115,6 +115,16 @@ def test_a_lost_trainer_is_found_while_only_the_gpu_waits():
     )
 
 
+def test_the_outer_wait_continues_when_one_within_it_has_ended():
+    store, whole = OtherTrainer(TrainerState(), alive=True), "the average of step 0's gradients"
+    with watching(store, lambda _: None) as watch:
+        with watch.waiting(whole, WaitKind.EXCHANGE):
+            with watch.waiting("an average by PowerSGD"):
+                wait_for(lambda: store.seen.what == "an average by PowerSGD", "the inner wait")
+            wait_for(lambda: store.seen == TrainerState(0, 1, WaitKind.EXCHANGE, whole), "the outer wait")
+        wait_for(lambda: store.seen == TrainerState(exchanges=1), "the end of both")
+
+
 def test_a_deadlock_is_found_while_only_the_gpu_waits():
     error = error_of(OtherTrainer(TrainerState(1, 0, WaitKind.CALL, "stop_worker()"), alive=True))
     assert isinstance(error, ConfigurationError)

@@ -57,6 +57,10 @@ class TrainerState:
         """Return the state of this trainer after its wait has ended."""
         return replace(self, kind=WaitKind.OTHER, what="")
 
+    def resume(self, outer: "TrainerState") -> "TrainerState":
+        """Return the state of this trainer after a wait within an `outer` one has ended."""
+        return replace(self, kind=outer.kind, what=outer.what)
+
     def to_text(self) -> str:
         """Return the state as JSON, which `from_text` reads."""
         return json.dumps([self.calls, self.exchanges, self.kind, self.what])

@@ -306,20 +306,25 @@ class Watchdog:
         FleetError
             This trainer's own device failed.
         """
+        # PowerSGD's hook may wait within the wait for the whole pass, which then continues.
+        outer = self._wait if self._wait is not None and self._wait.is_over is None else None
         self._state = self._state.begin(what, kind)
         self._wait = wait = _Wait(self._state, self._clock.now())
         try:
             yield
         except BaseException as error:
-            self._end_wait(None)  # recorded now, because the search for silent trainers takes a while
+            self._end_wait(outer, None)  # recorded now, because the search for silent trainers takes a while
             if isinstance(error, DistError | RuntimeError) and (found := self._explained(what, error)):
                 raise found from error
             raise
-        self._end_wait(wait._replace(is_over=until) if until is not None else None)
+        self._end_wait(outer, wait._replace(is_over=until) if until is not None else None)
 
-    def _end_wait(self, continued: _Wait | None) -> None:
-        self._wait = continued
-        self._state = self._state.end()
+    def _end_wait(self, outer: _Wait | None, continued: _Wait | None) -> None:
+        if outer is None:
+            self._state, self._wait = self._state.end(), continued
+        else:
+            self._state = self._state.resume(outer.state)
+            self._wait = _Wait(self._state, self._clock.now())
 
     def _explained(self, what: str, error: DistError | RuntimeError) -> FleetError | None:
         """Return an error that names the cause of a failure, or None if the script's code failed."""
