@@ -10,7 +10,7 @@ reads the exit status, so the reserved codes below are part of the contract betw
     │   ├── CheckpointError               the checkpoint is incomplete or of another training run
     │   ├── RoleError                     a role variable is missing, malformed or contradictory
     │   └── TranspileError                the program cannot be distributed as requested
-    ├── DiskFullError                 1   the disk is full, or no file descriptor is free
+    ├── DiskFullError                 1   a file cannot be written, as on a full disk
     ├── ProtocolError                 1   the wire protocol was violated
     │   ├── RemoteProtocolError           by the peer
     │   └── LocalProtocolError            by a message that this process was about to send
@@ -73,9 +73,10 @@ class CheckpointError(ConfigurationError):
 
 
 class DiskFullError(FleetError):
-    """A file cannot be written: the disk is full, its path is a directory, or no descriptor is free.
+    """A file cannot be written; a retry may succeed.
 
-    A retry may succeed.
+    The disk or the user's quota is full, the file would exceed the process's limit on file sizes, its path is
+    that of a directory, or no file descriptor is free.
     """
 
 

@@ -200,7 +200,10 @@ def _other_number(theirs: Account, ours: Account, rank: int, first: int) -> tupl
 
 
 def _other_options(theirs: Account, ours: Account, rank: int, first: int) -> tuple[int, str, str] | None:
-    """Return the first step whose hyper-parameters differ, with a description of both values, or None."""
+    """Return where hyper-parameters first differ: the step, and what each trainer did; None if they do not.
+
+    The step is given as the number of steps before it.
+    """
     known = ([step for step in each.recent if step.before >= first] for each in (theirs, ours))
     # Of equal length, because `_other_number` has found no difference.
     for found, expected in zip(*known, strict=True):

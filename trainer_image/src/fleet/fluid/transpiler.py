@@ -103,6 +103,8 @@ class DistributeTranspiler:
         main = program if program is not None else default_main_program()
         startup = _startup_of(main, program, startup_program)
         collective = self.config.mode in COLLECTIVE_MODES
+        if not collective:  # before the variables of a program built with layers are bound to parameters
+            servers, count = _checked_servers(pservers), _checked_trainers(trainer_id, trainers)
         built = main.training is not None
         bound = self._bound(main, startup, sync_mode) if built else main
         spec = _spec_of(bound, startup)
@@ -113,8 +115,6 @@ class DistributeTranspiler:
             prepared = collective_program(plan, self._origin), collective_startup(plan, self._origin)
             self._plan = plan
         else:
-            servers = _checked_servers(pservers)
-            count = _checked_trainers(trainer_id, trainers)
             job = plan_job(
                 spec,
                 bound.source,
