@@ -340,7 +340,6 @@ def test_the_originals_arguments_that_change_nothing_are_told_once(model, caplog
     ("arguments", "said"),
     [
         ({"scope": "inner"}, "scope is 'inner', and values are in the model.*; leave it at None"),
-        ({"return_numpy": False}, "return_numpy is False, and fetched values are arrays"),
         ({"return_merged": False}, "return_merged is False, and one process has one device"),
         ({"use_prune": True}, "use_prune is True, and each run of a training program is a whole step"),
     ],

@@ -156,3 +156,22 @@ def test_a_scope_of_its_own_is_refused(tmp_path: Path):
     loss_of(*variables)
     with pytest.raises(ConfigurationError, match="scope is"):
         started().train_from_dataset(dataset=dataset_of(variables, tmp_path), scope=fluid.core.Scope())
+
+
+@pytest.mark.parametrize("trains", [False, True], ids=["computes", "trains"])
+def test_fetched_sequences_have_their_lengths_if_lod_tensors_are_asked_for(trains: bool):
+    words = fluid.layers.data("words", [1], dtype="int64", lod_level=2)
+    rows = fluid.layers.embedding(words, size=[5, 4])
+    sentences = fluid.layers.sequence_pool(rows, "sum")
+    documents = fluid.layers.sequence_pool(sentences, "max")
+    loss = fluid.layers.mean(documents)
+    if trains:
+        fluid.optimizer.SGD(learning_rate=0.0).minimize(loss)
+    executor, fetched = started(), [rows, sentences, documents, loss]
+    ids, lengths = np.array([[0], [1], [2], [3], [4], [0]]), [[2, 1], [3, 1, 2]]
+    feed = {"words": fluid.create_lod_tensor(ids, lengths, fluid.CPUPlace())}
+    arrays = executor.run(feed=feed, fetch_list=fetched)
+    tensors = executor.run(feed=feed, fetch_list=fetched, return_numpy=False)
+    assert [each.recursive_sequence_lengths() for each in tensors] == [lengths, lengths[:1], [], []]
+    assert tensors[0].lod() == [[0, 2, 3], [0, 3, 4, 6]]
+    assert [np.array(each).tolist() for each in tensors] == [each.tolist() for each in arrays]

@@ -111,17 +111,18 @@ def test_variables_of_another_model_are_not_shared():
             ParallelExecutor(use_cuda=False, main_program=capture(), share_vars_from=shared)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"return_numpy": False}, r"ParallelExecutor\.run: return_numpy is False, and fetched values are"),
-        ({"feed_dict": {}}, "feed and feed_dict are given, which are one; expected feed alone"),
-    ],
-)
-def test_what_a_run_does_not_do_is_named(arguments, message):
+def test_a_feed_under_both_of_its_names_is_refused():
     capture()
-    with pytest.raises(ConfigurationError, match=message):
-        ParallelExecutor(use_cuda=False).run(["loss"], {"x": torch.ones(3, 2)}, **arguments)
+    both = "feed and feed_dict are given, which are one; expected feed alone"
+    with pytest.raises(ConfigurationError, match=both):
+        ParallelExecutor(use_cuda=False).run(["loss"], {"x": torch.ones(3, 2)}, feed_dict={})
+
+
+def test_values_are_lod_tensors_if_no_arrays_are_asked_for():
+    capture()
+    executor, feed = ParallelExecutor(use_cuda=False), {"x": torch.ones(3, 2)}
+    (loss,) = executor.run(["loss"], feed, return_numpy=False)
+    assert (type(loss), loss.shape(), loss.lod()) == (fluid.LoDTensor, [1], [])
 
 
 def test_a_program_with_layers_trains_and_shares_its_variables():

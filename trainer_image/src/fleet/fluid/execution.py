@@ -14,6 +14,7 @@ from fleet.errors import ConfigurationError
 from fleet.fluid.computation import Computation
 from fleet.fluid.ir import ProgramData
 from fleet.fluid.module import (
+    Fed,
     ProgramModule,
     bind,
     feed_of,
@@ -31,14 +32,18 @@ if TYPE_CHECKING:
     from fleet.parameter_server.trainer.trainer import Trainer
 
 __all__ = [
+    "computation_of",
     "compute",
+    "feed_of",
     "fetched_gradients",
     "initialize",
     "initialize_once",
     "is_built",
+    "module_of",
     "prepare",
     "ready",
     "resume",
+    "sequences_of",
     "share_optimizer_state",
     "wanted_gradients",
 ]
@@ -49,15 +54,14 @@ def is_built(program: Program) -> bool:
     return program.plan is None or program.training is not None or program.origin is not None
 
 
-def compute(
-    program: Program, feed: Mapping[str, Any], names: Sequence[str], device: torch.device | str
-) -> list[Tensor]:
+def compute(program: Program, fed: Fed, names: Sequence[str], device: torch.device | str) -> list[Tensor]:
     """Run a program without training, and return the fetched values.
 
     Parameters
     ----------
     program : Program
-    feed : mapping of str to array, tensor or LoDTensor
+    fed : mapping of str to (Tensor, sequence of Tensor)
+        The data on the device; see `feed_of`.
     names : sequence of str
         The variables to return, or gradients if the program has a backward pass.
     device : torch.device or str
@@ -68,7 +72,6 @@ def compute(
         A variable has no value, data is missing, or a name is unknown.
     """
     computation, scope = computation_of(program), global_scope()
-    fed = feed_of(computation, feed, device)
     held = values_of(computation, scope)
     gradients = wanted_gradients(names)
     if gradients:
@@ -85,6 +88,16 @@ def compute(
     for name in computation.writes:
         scope.set(name, found[name].detach().to(device))
     return [fetched_value(name, found, scope) for name in names]
+
+
+def sequences_of(name: str, computation: Computation, fed: Fed) -> list[list[int]]:
+    """Return the lengths of a variable's sequences at each level; empty if its rows form none."""
+    source = computation.source_of(name)
+    if source is None:
+        return []
+    data, lost = source
+    levels = fed[data][1]
+    return [level.tolist() for level in levels[: len(levels) - lost]]
 
 
 def fetched_value(name: str, found: Mapping[str, Any], scope: Scope) -> Tensor:
@@ -159,7 +172,7 @@ def wanted_gradients(names: Sequence[str]) -> set[str]:
     return {name.removesuffix(GRAD) for name in names if name.endswith(GRAD)}
 
 
-def _lengths(fed: Mapping[str, tuple[Tensor, Sequence[Tensor]]]) -> dict[str, Sequence[Tensor]]:
+def _lengths(fed: Fed) -> dict[str, Sequence[Tensor]]:
     return {name: lengths for name, (_, lengths) in fed.items()}
 
 
@@ -242,7 +255,7 @@ def prepare(program: Program, device: torch.device | str) -> Source:
         bind(program, global_scope())
     source = program.source
     assert source is not None  # noqa: S101 - it was bound
-    module = _module_of(source)
+    module = module_of(source)
     if new:
         values_of(module.computation, module.scope)
         module.to(device)
@@ -253,12 +266,13 @@ def prepare(program: Program, device: torch.device | str) -> Source:
 
 def ready(source: Source, feed: Mapping[str, Any], names: Sequence[str], device: Any) -> dict[str, Any]:
     """Make the module retain the gradients to be fetched, and return the arguments of a step."""
-    module = _module_of(source)
+    module = module_of(source)
     module.retained, module.fetched = wanted_gradients(names), names
     return dict(feed_of(module.computation, feed, device))
 
 
-def _module_of(source: Source) -> ProgramModule:
+def module_of(source: Source) -> ProgramModule:
+    """Return the module of a built program, whose variables are in the current scope."""
     module = source.module
     assert isinstance(module, ProgramModule)  # noqa: S101 - of a built program
     if module.scope is not global_scope():
@@ -273,4 +287,4 @@ def share_optimizer_state(program: Program, source: Source) -> None:
     """Use the scope's variables as the optimizer's state, if this process updates the parameters."""
     training = program.training or (program.origin.training if program.origin is not None else None)
     if training is not None:
-        share_state(training, _module_of(source), source.optimizer)
+        share_state(training, module_of(source), source.optimizer)

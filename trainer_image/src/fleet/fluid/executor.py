@@ -6,7 +6,7 @@ A script's own loop and an executor use the same sessions; see `fleet.parameter_
 import operator
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -15,19 +15,25 @@ from torch import Tensor
 
 from fleet.errors import ConfigurationError, FleetError
 from fleet.fluid.compiler import CompiledProgram, uncompiled
+from fleet.fluid.computation import Computation
 from fleet.fluid.dataset import FetchHandler, QueueDataset, run_from_dataset
 from fleet.fluid.execution import (
+    computation_of,
     compute,
+    feed_of,
     fetched_gradients,
     initialize,
     initialize_once,
     is_built,
+    module_of,
     prepare,
     ready,
     resume,
+    sequences_of,
     share_optimizer_state,
 )
 from fleet.fluid.ir import Variable
+from fleet.fluid.lod import LoDTensor
 from fleet.fluid.originals import FROM_DATASET, RUN, check_arguments
 from fleet.fluid.place import CPUPlace, Place, check_place
 from fleet.fluid.preview import previewed
@@ -111,13 +117,37 @@ class Executor:
         self._collective: CollectiveTrainer | None = None
         self._closed = False
 
+    @overload
     def run(
         self,
         program: Program | CompiledProgram | None = None,
         feed: Feed | None = None,
         fetch_list: Sequence[str | Variable] | None = None,
+        *,
+        return_numpy: Literal[True] = True,
         **originals: Any,
-    ) -> list[npt.NDArray[Any]]:
+    ) -> list[npt.NDArray[Any]]: ...
+
+    @overload
+    def run(
+        self,
+        program: Program | CompiledProgram | None = None,
+        feed: Feed | None = None,
+        fetch_list: Sequence[str | Variable] | None = None,
+        *,
+        return_numpy: bool,
+        **originals: Any,
+    ) -> list[Any]: ...
+
+    def run(
+        self,
+        program: Program | CompiledProgram | None = None,
+        feed: Feed | None = None,
+        fetch_list: Sequence[str | Variable] | None = None,
+        *,
+        return_numpy: bool = True,
+        **originals: Any,
+    ) -> list[Any]:
         """Run a program once, and return the fetched values.
 
         A startup program prepares the process. On a trainer, the module holds the servers' values afterwards;
@@ -134,12 +164,14 @@ class Executor:
         fetch_list : sequence of str or Variable, optional
             The values to return: results of `loss_fn` by name (a single tensor is ``loss``), parameters after
             the step, or gradients, by a parameter's name with ``@GRAD``.
+        return_numpy : bool
+            False returns LoDTensors, which have the lengths of a variable's sequences besides its values.
         **originals
             Other arguments of Paddle. Those that would have another effect here are refused by name.
 
         Returns
         -------
-        list of numpy.ndarray
+        list of numpy.ndarray or LoDTensor
             One per entry of `fetch_list`. A number such as the loss has the shape ``(1,)``; ``loss[0]``,
             ``float(loss)``, ``"%f" % loss`` and ``f"{loss:.4f}"`` all work.
 
@@ -156,7 +188,8 @@ class Executor:
         chosen = uncompiled(program) if program is not None else default_main_program()
         role = chosen.attrs.get("role")
         if is_built(chosen) and role is None:
-            return self._run_built(chosen, _of_one_device(feed) or read_feed(chosen), _names(fetch_list))
+            given = _of_one_device(feed) or read_feed(chosen)
+            return self._run_built(chosen, given, _names(fetch_list), return_numpy=return_numpy)
         source = source_of(chosen)
         if role == "pserver" or chosen.part == "startup":
             _check_unasked(feed, fetch_list)
@@ -173,7 +206,11 @@ class Executor:
         names = _names(fetch_list)
         inputs = self._inputs(chosen, source, _of_one_device(feed), names)
         clip = chosen.spec.clip if chosen.spec is not None else None
-        return self._step(source, trainer, inputs, names, clip, averages=averages)
+        values = self._step(source, trainer, inputs, names, clip, averages=averages)
+        if return_numpy:
+            return values
+        built = chosen.origin is not None
+        return _lod_tensors(names, values, module_of(source).computation if built else None, inputs)
 
     def train_from_dataset(
         self,
@@ -265,16 +302,22 @@ class Executor:
             joined.complete()
 
     def _run_built(
-        self, program: Program, feed: Mapping[str, Any], names: Sequence[str]
-    ) -> list[npt.NDArray[Any]]:
+        self, program: Program, feed: Mapping[str, Any], names: Sequence[str], *, return_numpy: bool
+    ) -> list[Any]:
         """Run a program that was built with layers, without other processes."""
         check_place(self._place)
+        device = self._place.device
         if program.training is None:
-            return [_array(each) for each in compute(program, feed, names, self._place.device)]
-        source = prepare(program, self._place.device)
-        inputs = ready(source, feed, names, self._place.device)
-        clip = program.spec.clip if program.spec is not None else None
-        return self._step(source, None, inputs, names, clip)
+            computation = computation_of(program)
+            inputs: dict[str, Any] = dict(feed_of(computation, feed, device))
+            values = [_array(each) for each in compute(program, inputs, names, device)]
+        else:
+            source = prepare(program, device)
+            computation = module_of(source).computation
+            inputs = ready(source, feed, names, device)
+            clip = program.spec.clip if program.spec is not None else None
+            values = self._step(source, None, inputs, names, clip)
+        return values if return_numpy else _lod_tensors(names, values, computation, inputs)
 
     def _start_up(self, program: Program, source: Source) -> list[npt.NDArray[Any]]:
         if source.module is not None:
@@ -441,6 +484,19 @@ def _array(tensor: Tensor) -> npt.NDArray[Any]:
         tensor = tensor.float()
     # A copy, because the next step changes parameters and gradients in place.
     return fetched(tensor.detach().to("cpu", copy=True).numpy())
+
+
+def _lod_tensors(
+    names: Sequence[str],
+    values: Sequence[npt.NDArray[Any]],
+    computation: Computation | None,
+    inputs: Mapping[str, Any],
+) -> list[LoDTensor]:
+    """Return fetched values with the lengths of their sequences, which only a built program has."""
+    return [
+        LoDTensor(value, [] if computation is None else sequences_of(name, computation, inputs))
+        for name, value in zip(names, values, strict=True)
+    ]
 
 
 def _summary(value: object) -> str:

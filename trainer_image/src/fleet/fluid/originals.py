@@ -12,7 +12,6 @@ __all__ = [
     "FROM_DATASET",
     "MINIMIZE",
     "PARALLEL_EXECUTOR",
-    "PARALLEL_RUN",
     "RUN",
     "Argument",
     "check_arguments",
@@ -35,7 +34,6 @@ class Argument:
 
 
 _SCOPE = Argument(None, "values are in the model, and there is no other scope")
-_RETURN_NUMPY = Argument(True, "fetched values are arrays, which torch.from_numpy converts to tensors")
 _NAMES = "fed and fetched values do not pass through a variable of that name"
 PARALLEL_EXECUTOR: Final[Mapping[str, Argument]] = {
     "exec_strategy": Argument(None, _EXECUTED),
@@ -43,12 +41,10 @@ PARALLEL_EXECUTOR: Final[Mapping[str, Argument]] = {
     "scope": _SCOPE,
 }
 """Arguments of the constructor of `ParallelExecutor`."""
-PARALLEL_RUN: Final[Mapping[str, Argument]] = {"return_numpy": _RETURN_NUMPY}
 RUN: Final[Mapping[str, Argument]] = {
     "feed_var_name": Argument("feed", _NAMES, refused=False),
     "fetch_var_name": Argument("fetch", _NAMES, refused=False),
     "scope": _SCOPE,
-    "return_numpy": _RETURN_NUMPY,
     "use_program_cache": Argument(False, "a program that has run needs no preparation", refused=False),
     "return_merged": Argument(True, "one process has one device, whose values are returned"),
     "use_prune": Argument(False, "each run of a training program is a whole step"),

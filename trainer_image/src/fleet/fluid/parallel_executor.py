@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy.typing as npt
 import torch
 
 from fleet.errors import ConfigurationError
 from fleet.fluid.execution import is_built
 from fleet.fluid.executor import Executor, Feed, source_of
 from fleet.fluid.ir import Variable
-from fleet.fluid.originals import PARALLEL_EXECUTOR, PARALLEL_RUN, check_arguments
+from fleet.fluid.originals import PARALLEL_EXECUTOR, check_arguments
 from fleet.fluid.place import CPUPlace, CUDAPlace, Place, check_place
 from fleet.fluid.program import Program, default_main_program
 
@@ -88,8 +87,8 @@ class ParallelExecutor:
         fetch_list: Sequence[str | Variable] | None = None,
         feed: Feed | None = None,
         feed_dict: Feed | None = None,
-        **originals: Any,
-    ) -> list[npt.NDArray[Any]]:
+        return_numpy: bool = True,
+    ) -> list[Any]:
         """Run one training step; see `Executor.run`.
 
         Parameters
@@ -100,12 +99,12 @@ class ParallelExecutor:
             The batch, by variable.
         feed_dict : mapping of str to array, optional
             Paddle's older name for `feed`.
-        **originals
-            Other arguments of Paddle, which are refused by name.
+        return_numpy : bool
+            False returns LoDTensors.
 
         Returns
         -------
-        list of numpy.ndarray
+        list of numpy.ndarray or LoDTensor
             The values of `fetch_list`.
 
         Raises
@@ -113,13 +112,13 @@ class ParallelExecutor:
         ConfigurationError
             As for `Executor.run`; or both `feed` and `feed_dict` are given.
         """
-        check_arguments("ParallelExecutor.run", originals, PARALLEL_RUN)
         if feed is not None and feed_dict is not None:
             raise ConfigurationError(
                 "ParallelExecutor.run: feed and feed_dict are given, which are one; expected feed alone"
             )
         feed = feed if feed is not None else feed_dict
-        return Executor(self._place()).run(self._program, feed=feed, fetch_list=fetch_list)
+        executor = Executor(self._place())
+        return executor.run(self._program, feed=feed, fetch_list=fetch_list, return_numpy=return_numpy)
 
     def _check_model_of(self, other: object) -> None:
         shared = other._program if isinstance(other, ParallelExecutor) else Program()  # noqa: SLF001 (its own)
