@@ -79,7 +79,7 @@ GREETING_SECONDS: Final = 10.0
 _DESCRIPTOR: Final = struct.Struct("i")
 _DRAIN_SECONDS: Final = 1.0
 _PAUSE_SECONDS: Final = 0.1
-"""The pause of a listener that cannot accept, for example because no file descriptor is free."""
+"""The pause after a failed ``accept()``, for example because no file descriptor is free."""
 _log = logging.getLogger(__name__)
 
 

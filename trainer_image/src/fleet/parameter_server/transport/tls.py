@@ -49,7 +49,7 @@ class TlsError(ConnectionError):
 
 
 class TlsSocket(socket.socket):
-    """A TLS connection on a connected socket, which it owns.
+    """A TLS connection that takes ownership of a connected socket.
 
     Call `handshake` first, and then only `recv_into` and `sendmsg`: the other methods of a socket would send
     and receive plaintext.
