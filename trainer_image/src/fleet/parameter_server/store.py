@@ -215,7 +215,7 @@ class DenseUpdate:
             self._value.grad = None
 
     def _typed(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the options, with those that the optimizer expects as tensors converted to tensors."""
+        """Return the options, converting to tensors those that the optimizer expects as tensors."""
         tensors = {
             name: torch.tensor(options[name], dtype=dtype, device="cpu")
             for name, dtype in self._tensors.items()
@@ -332,7 +332,7 @@ class DenseStore:
         self.extents = {block.id: Extent(dtype_of(block.dtype), block.shape) for block in plan.blocks}
         """The dtype and shape of each block."""
         self.failed = FailedStep(plan.endpoint)
-        """The first error in a step, if any. A value may then be partly changed, so no update is applied."""
+        """The first error in a step, if any. A value may then be partly changed, so updates are refused."""
         self._rule = rule
         self._sequence = itertools.count(1)
         values = memory.tensors(self.extents) if memory is not None else Arena(self.extents)

@@ -140,7 +140,7 @@ class _Entry:
     every_id: NDArray[np.int64] | None = None
     """All ids of the table on this server, ascending; None until an update has changed every row."""
     every_row: tuple[HyperParameters, bool] = (), False
-    """The hyper-parameters last passed to `TableStore.update_bytes`, and whether they change every row."""
+    """The hyper-parameters last checked by `TableStore.update_bytes`, and whether they change every row."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Guards the rows."""
 

@@ -364,7 +364,7 @@ class Trainers:
                 raise read_error(payload)
 
     def assure_waiting(self) -> None:
-        """Send a frame to each trainer whose gradient is waiting for a receive buffer.
+        """Send a sign of life to each trainer whose gradient is waiting for a receive buffer.
 
         The server reads nothing from such a trainer, not even its probes; without other frames, the trainer
         would open another connection again and again.

@@ -97,7 +97,7 @@ class ServerCalls:
         return reply
 
     def barrier(self) -> None:
-        """Wait until all trainers that have not completed call this method."""
+        """Wait until every trainer that has not completed has called this method."""
         self._pass("a barrier", ending=False)
         self._barriers_passed += 1
 

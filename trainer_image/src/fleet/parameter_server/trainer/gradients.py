@@ -78,7 +78,7 @@ class SentGradient:
     payload: memoryview
     """The bytes of `carried`."""
     mark: Mark | None
-    """Detects changes of the payload; None if a comparison would cost a copy or stall a device."""
+    """The mark that reveals changes of the payload; None if comparing would cost a copy or stall a device."""
 
     @property
     def unchanged(self) -> bool:
@@ -245,7 +245,7 @@ class GradientFlow:
         self._observes = self._observes and covers_all(self._round)
 
     def check_earlier(self) -> None:
-        """Raise an error if a gradient of the previous step changed in flight. Call this after all arrived.
+        """Raise an error if a gradient of the last step changed in flight. Call this once all have arrived.
 
         Raises
         ------
@@ -343,7 +343,7 @@ class GradientFlow:
         return not scaling.found_inf
 
     def _record(self, name: str, gradient: Tensor, *, marked: bool) -> SentGradient:
-        """Record the state of a gradient; also mark its content if `marked` is True and this is cheap."""
+        """Record a gradient's state and, if `marked` is True and comparing is cheap, mark its content."""
         carried = gradient
         if gradient.device.type != "cpu" or not gradient.is_contiguous():
             carried = self._staging[name].copy_(gradient.detach())

@@ -47,13 +47,13 @@ Copying and comparing it takes 1 ms, less than 2 % of the shortest steps of ``be
 """
 
 _WHOLE_ROUNDS: Final = 3
-"""The number of initial rounds that compare all bytes, because they reveal a script's mistakes."""
+"""The number of initial rounds that compare all bytes: a script's mistakes show in its first steps."""
 _UNIT_BYTES: Final = 1024
 """The unit of the sizes of parts, in bytes; a multiple of every element's size."""
 _ROUNDINGS: Final = 8
 """The accepted rounding error, in units in the last place, after adding and subtracting one value."""
 _SMALL: Final = 2.0**-7
-"""The smallest magnitude for that unit, because an intermediate sum may exceed all values in a tensor."""
+"""The smallest magnitude for the unit in the last place: an intermediate sum may exceed all values."""
 _AT_ONCE_BYTES: Final = 1 << 18
 """The number of bytes compared in one operation, so that temporary results stay in the cache."""
 
@@ -251,7 +251,7 @@ class ParameterStore:
         return memory.landings.get(block) or memory.landing(block)  # fast path: called for each frame
 
     def land_elsewhere(self, block: int, value: memoryview) -> None:
-        """Use other memory as a block's new value; it must not change until the value is copied."""
+        """Use the given memory as a block's new value; it must not change until the value is copied."""
         self._memory_of[block].elsewhere[block] = value
 
     def landed(self, name: str) -> Tensor:
@@ -332,7 +332,7 @@ class _ParameterMemory:
         self.elsewhere: dict[int, memoryview] = {}
         """For each block, a value in other memory that has not been copied to the parameter yet."""
         self.is_kept = False
-        """Whether the mark must be checked."""
+        """Whether the parameter must still match `_mark`."""
         self.landings: dict[int, memoryview] = {}
         """The memory that receives each block's values; an entry is added on first use."""
         self.name = name
@@ -343,7 +343,7 @@ class _ParameterMemory:
         self._rounds = 0
         """The number of times that values have been adopted."""
         self._mark = Mark(parameter.nbytes, part) if part is not None else None
-        """The mark of the values adopted last."""
+        """The mark of the values adopted last; None if the script may write to the parameter."""
         self._small = part == 1.0 and parameter.device.type == "cpu"
         """Whether copying the value in each round is cheap."""
         self._adopted: tuple[int, memoryview] | None = None

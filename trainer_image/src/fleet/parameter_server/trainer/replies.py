@@ -40,7 +40,7 @@ LOOK_SECONDS: Final = 1.0
 """The interval at which a wait checks for failures."""
 
 ChangedRows = tuple[TablePlan, NDArray[np.int64], Tensor]
-"""A table, ids, and the current row of each id."""
+"""Changed rows of a table: the table, the ids, and the current row of each id."""
 
 
 @dataclass(slots=True, eq=False)

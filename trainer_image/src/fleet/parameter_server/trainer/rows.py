@@ -92,7 +92,7 @@ class TrainerRows:
         return bool(self._tables)
 
     def fetch(self, name: str, ids: NDArray[np.int64]) -> Tensor:
-        """Return the rows of ids, as of this trainer's current step.
+        """Return the rows of the given ids, as of this trainer's current step.
 
         Parameters
         ----------
@@ -112,7 +112,7 @@ class TrainerRows:
         """
         step, rows, missing = self.replies.step, None, np.arange(ids.size)
         for batch in self._prefetched.get(name, ()):
-            # Only rows that were requested in the previous step: those of this step may be the next step's.
+            # Only batches prefetched in the previous step: those of this step are for the next step.
             if batch.step + 1 != step:
                 continue
             found, at = find_among(ids[missing], batch.ids)

@@ -119,7 +119,7 @@ class ServerConnection:
         self.completed_trainers: frozenset[int] | None = None
         """The trainers that the server reports as completed; None until its COMPLETE frame arrives."""
         self.has_ended = False
-        """Whether the server has ended the session by the protocol, without an error."""
+        """Whether the server has ended the session as the protocol specifies, without an error."""
         self._owner = owner
         self._heartbeat = heartbeat
         self.codec = Codec(self.blocks.values(), self._settings.wire_dtype, owner.store.landing)
@@ -215,7 +215,7 @@ class ServerConnection:
         self._heartbeat.connection_regained(self.server)
 
     def _lives_since(self, since: float) -> bool:
-        """Wait until the server has shown life after `since`; return False if the session closes first.
+        """Wait for a sign of life from the server after `since`; return False if the session closes first.
 
         Raises
         ------
@@ -311,7 +311,7 @@ class ServerConnection:
                 )
             except OSError as error:
                 # The server is on this host, and its process may be gone. Over TCP the session could not
-                # share memory, and may not change that.
+                # share memory, and whether a session shares memory must not change.
                 if self._reached_here:
                     raise
                 if settings.transport == "shared_memory":

@@ -166,7 +166,7 @@ class Trainer:
         return self.session.step
 
     def start(self) -> None:
-        """Restore the trainer's part of the loaded checkpoint, if any, and start the mode."""
+        """Restore trainer 0's part of the loaded checkpoint, if there is one, and start the mode."""
         self.checkpoints.restore_own_part()
         self.mode.start()
         self.flow.attach()

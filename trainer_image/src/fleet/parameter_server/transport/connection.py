@@ -77,7 +77,7 @@ class OutgoingFrame(NamedTuple):
 
 
 class End(NamedTuple):
-    """The end of a connection: with an error, or None after a normal end."""
+    """The end of a connection, with its error; the error is None after a normal end."""
 
     error: FleetError | None
 
@@ -204,7 +204,7 @@ class Connection:
             if self._finishing:
                 return
             self._started = True
-            # Not earlier: the handshake waits in this socket with a timeout.
+            # Not earlier: the handshake uses blocking calls with a timeout on this socket.
             self._socket.setblocking(False)
         self._loop.call(self._begin)
 
@@ -260,7 +260,7 @@ class Connection:
 
     @property
     def _is_own_thread(self) -> bool:
-        """True if the calling thread serves this connection, so that it would deadlock by waiting for it."""
+        """True if the calling thread serves this connection, so that waiting here would deadlock."""
         return threading.get_ident() in (self._loop.ident, self._worker)
 
     # The methods below are called by the loop's thread, except `_work`.

@@ -85,7 +85,7 @@ def bind_address(host: str) -> str:
 
 
 def reachable_address(host: str, *, by_all: bool) -> str:
-    """Return the address to bind; only a loopback address if unauthenticated hosts could connect otherwise.
+    """Return the address to bind: a loopback address, unless peers must prove that they belong to the job.
 
     Parameters
     ----------
