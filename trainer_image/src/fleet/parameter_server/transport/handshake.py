@@ -173,7 +173,7 @@ class Resumable(Protocol):
         """Resume the session on a new connection: answer the caller, or raise the reason for a refusal."""
 
     def refused(self) -> None:
-        """Record that the trainer has received an error."""
+        """Record that the trainer has received the error of a failed session."""
 
 
 class Caller:
