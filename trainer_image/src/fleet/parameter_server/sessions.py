@@ -47,10 +47,10 @@ _END_SECONDS: Final = 5.0
 _choices: "weakref.WeakKeyDictionary[Source, tuple[DistributedStrategy, ServerPlan | None]]" = (
     weakref.WeakKeyDictionary()
 )
-"""See `train_as`."""
+"""For each session, its strategy and the plan of its server inside this process, if there is one."""
 _trainers: "weakref.WeakKeyDictionary[Source, Trainer]" = weakref.WeakKeyDictionary()
 _threads_within: "weakref.WeakKeyDictionary[Trainer, threading.Thread]" = weakref.WeakKeyDictionary()
-"""The threads of the servers that run inside this process, because it trains alone."""
+"""For each trainer that trains alone, the thread of the server inside this process."""
 
 
 def find_trainer(source: Source) -> Trainer | None:
@@ -170,7 +170,7 @@ def _remind(find: Callable[[], Trainer | None], deadline_seconds: float) -> None
 
 
 def start_server(whole: ServerPlan, source: Source, job: JobIdentity, model_dir: str | None = None) -> Server:
-    """Start the server in a plan, which then accepts trainers.
+    """Start the server that a plan describes; the server then accepts trainers.
 
     Parameters
     ----------
@@ -213,7 +213,7 @@ def start_server(whole: ServerPlan, source: Source, job: JobIdentity, model_dir:
 def _make_server(
     whole: ServerPlan, source: Source, job: JobIdentity, settings: Settings, model_dir: str | None = None
 ) -> Server:
-    """Create a server with the values of a checkpoint, if there is one, or else of the module."""
+    """Create a server with the values of a checkpoint or, without a checkpoint, those of the module."""
     for block in whole.blocks:
         check_dtype(block.param, source.parameters[block.param], dtype_of(block.dtype))
     server = Server(in_pieces(whole, settings), source.parameters, job, settings, state_of(source))
@@ -278,7 +278,7 @@ def serve(server: Server) -> None:
 
 
 def _strategy_of(source: Source, plan: TrainerPlan | ServerPlan) -> DistributedStrategy:
-    """Return a session's strategy; log a message if the script's mode overrides FLEET_SYNC_MODE."""
+    """Return a session's strategy; log a warning if the script's mode overrides FLEET_SYNC_MODE."""
     if source in _choices:
         return _choices[source][0]
     asked = sync_mode_of(Variables(os.environ))

@@ -12,7 +12,7 @@ from fleet.environment.deadlines import Deadlines, count, positive
 __all__ = ["THREAD_NUMS", "Settings"]
 
 THREAD_NUMS: Final = ("FLAGS_rpc_send_thread_num", "FLAGS_rpc_get_thread_num")
-"""Paddle's settings that have no effect: one thread serves a trainer's connections with all servers."""
+"""Paddle's thread counts, which have no effect: one thread serves all connections of a trainer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +34,11 @@ class Settings(_Bounds):
     socket_buffer_bytes: int | None = None
     """The size of the socket buffers of data connections; None lets the kernel tune them."""
     piece_bytes: int | None = None
-    """The size of the pieces into which a server's blocks are sliced; for None see `pieces.in_pieces`."""
+    """The maximum size of the pieces of a block; None selects the default of `pieces.in_pieces`."""
     retry_times: int = 3
     """The number of retries of a failed call or connection while the peer appears to be alive."""
     transport: str = "auto"
-    """The transport of tensors; see `DistributedStrategy`. From the strategy, not the environment."""
+    """How gradients and values are sent: ``auto``, ``tcp`` or ``shared_memory``. From the strategy."""
     max_trainers: int | None = None
     """The maximum number of trainers of an elastic job; None if the number is fixed."""
     checkpoint_dir: str = ""
@@ -54,7 +54,7 @@ class Settings(_Bounds):
 
     @property
     def glance_seconds(self) -> float:
-        """The longest time between two checks of a watchdog: two heartbeats, or one failed call."""
+        """The longest time, in seconds, that a `WatchClock` counts between two checks of a watchdog."""
         return min(2 * self.heartbeat_seconds + 1.0, self.deadline_seconds / 2)
 
     @property

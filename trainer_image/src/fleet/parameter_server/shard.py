@@ -91,7 +91,7 @@ class Shard:
         }
         """The size of each block's tensor in bytes."""
         self.shared_values = _share(self.block_bytes) if share else None
-        """The memory of the values, if trainers on this host may map it."""
+        """The shared memory that contains the values; None if the values are in private memory."""
         self.store = DenseStore(plan, parameters, state, rule=rule, memory=self.shared_values, fused=fused)
         self.tables = TableStore(plan.tables, self.store.failed, plan.table_shards)
         self.buffers = ReceiveBuffers(self.store.extents)
@@ -119,7 +119,7 @@ class Shard:
 
 
 def _share(block_bytes: Mapping[int, int]) -> SharedBlocks | None:
-    """Return memory for values that other processes can map, or None if the system does not support it."""
+    """Allocate shared memory for the values; return None if the system does not support it."""
     try:
         return SharedBlocks.create(block_bytes)
     except OSError as error:

@@ -86,7 +86,7 @@ class Update:
 
 @dataclass(slots=True)
 class Put:
-    """A record that replaces a block's value, with a value from a checkpoint or a script.
+    """A record that replaces a block's value with one from a checkpoint or a script.
 
     Attributes
     ----------
@@ -106,7 +106,7 @@ class Put:
 
 
 class FailedStep:
-    """The first failed step of a block or table. It ends the server.
+    """The first error in a step of a block or table, which ends the server.
 
     A failed step may leave its block partly updated, so training cannot continue from the values. The failure
     therefore concerns every trainer, not only the trainer whose gradient arrived last: the next call of
@@ -215,7 +215,7 @@ class DenseUpdate:
             self._value.grad = None
 
     def _typed(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the options, with those that the optimizer expects as tensors converted to tensors."""
+        """Return the options, converting to tensors those that the optimizer expects as tensors."""
         tensors = {
             name: torch.tensor(options[name], dtype=dtype, device="cpu")
             for name, dtype in self._tensors.items()
@@ -228,7 +228,7 @@ class DenseUpdate:
         return dict(self._optimizer.state.get(self._value, {}))
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Replace the optimizer's state with one that `state` returned; tensors are copied."""
+        """Replace the optimizer's state with a copy of a state that `state` has returned."""
         self._optimizer.state[self._value] = {
             name: entry.detach().clone() if isinstance(entry, Tensor) else entry
             for name, entry in state.items()
@@ -332,7 +332,7 @@ class DenseStore:
         self.extents = {block.id: Extent(dtype_of(block.dtype), block.shape) for block in plan.blocks}
         """The dtype and shape of each block."""
         self.failed = FailedStep(plan.endpoint)
-        """A failure that may have left a value partly changed; after it, no update is applied."""
+        """The first error in a step, if any. A value may then be partly changed, so updates are refused."""
         self._rule = rule
         self._sequence = itertools.count(1)
         values = memory.tensors(self.extents) if memory is not None else Arena(self.extents)

@@ -31,7 +31,7 @@ from fleet.wire.rows import most_rows
 __all__ = ["RowCopy", "RowPut", "RowUpdate", "TableStore", "append_ids"]
 
 _MOST_ARRAYS: Final = 64
-"""The number of arrays at which a list of pending ids is merged without duplicates."""
+"""The maximum length of a list of pending id arrays; a longer list is merged into one array."""
 
 
 @dataclass(slots=True)
@@ -124,7 +124,7 @@ class RowCopy:
                 counting = self.snapshot.count_on()
 
     def close(self) -> None:
-        """Release the snapshot. Updates then no longer copy the rows that it has not returned yet."""
+        """Release the snapshot, so that updates no longer copy rows that have not been read from it."""
         with self.lock:
             self.snapshot.close()
 
@@ -138,9 +138,9 @@ class _Entry:
     updates: int = 0
     """The number of updates, including empty ones; the same on every server."""
     every_id: NDArray[np.int64] | None = None
-    """The ids that this server holds, ascending, once an update has changed every row."""
+    """All ids of the table on this server, ascending; None until an update has changed every row."""
     every_row: tuple[HyperParameters, bool] = (), False
-    """The latest hyper-parameters of `TableStore.update_bytes`, and whether they update every row."""
+    """The hyper-parameters last checked by `TableStore.update_bytes`, and whether they change every row."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Guards the rows."""
 
@@ -191,7 +191,7 @@ class TableStore:
         return self._entries[table].plan.own is not None
 
     def check_reportable(self, table: int, count: int) -> None:
-        """Raise an error if `count` changed rows do not fit in one frame to trainers with a copy.
+        """Raise an error if trainers also store the table and `count` changed rows exceed one frame.
 
         Raises
         ------
@@ -319,13 +319,13 @@ class TableStore:
             return entry.table.look_up(ids)
 
     def read(self, table: int, ids: NDArray[np.int64]) -> Tensor:
-        """Return a consistent copy of rows: float32[n, dimension]."""
+        """Return a consistent copy of rows, float32[n, dimension], without counting a look-up."""
         entry = self._entries[table]
         with entry.lock:
             return entry.table.look_up(ids, counted=False)
 
     def snapshot(self, since: Mapping[int, int] | None = None) -> list[RowCopy]:
-        """Return a snapshot of each table, all at the same moment. Read each to its end or close it.
+        """Return a snapshot of each table. Read each snapshot to its end, or close it.
 
         Parameters
         ----------
@@ -350,7 +350,7 @@ def _rows_of(weight: Tensor, shards: Sequence[int]) -> TableRows:
 
 
 def append_ids(pending: list[NDArray[np.int64]], ids: NDArray[np.int64]) -> None:
-    """Append to a list of pending ids, and occasionally remove duplicates to bound its length."""
+    """Append ids to a list of pending ids; merge the list without duplicates if it is long."""
     pending.append(ids)
     if len(pending) > _MOST_ARRAYS:
         pending[:] = [np.unique(np.concatenate(pending))]

@@ -157,7 +157,7 @@ class Trainers:
         self._loop.close()
 
     def join(self, request: control_pb2.JoinRequest) -> tuple[str, int]:
-        """Admit a trainer; reject it if its agreement differs from this server's.
+        """Admit a trainer; reject it if it does not run the same training as this server.
 
         Returns
         -------
@@ -214,7 +214,7 @@ class Trainers:
         return restored, step
 
     def heard(self, trainer: int, attempt: int) -> int:
-        """Record a trainer's heartbeat; return the number of steps that it ran after the others completed."""
+        """Record a trainer's heartbeat; return how many steps the trainer ran after the others completed."""
         with self._serving.changed:
             if self.membership.attempt(trainer) == attempt:
                 self.membership.heard(trainer, self._clock.now())
@@ -234,7 +234,7 @@ class Trainers:
         return session
 
     def give_up(self, trainer: int, error: PeerLostError) -> None:
-        """Treat a trainer as lost, so that others continue without it; it may join again."""
+        """Treat a trainer as lost, so that the others continue without it; the trainer may join again."""
         with self._serving.changed:
             self.membership.give_up(trainer)
             self._barriers.release()
@@ -250,7 +250,7 @@ class Trainers:
         self.answer(self._mode.complete(trainer))
 
     def answer(self, answers: Sequence[Answer]) -> None:
-        """Send each answer to its trainers, if they have a session and have requested values."""
+        """Send each answer to those of its trainers that have a session and have requested values."""
         for answer in answers:
             step, block, value = answer.step, answer.block, answer.value
             for trainer in answer.trainers:
@@ -308,7 +308,7 @@ class Trainers:
         return None
 
     def _work_for_pool(self, session: TrainerSession, event: Frame) -> Work | None:
-        """Return a frame's work if it may be slow or may wait, or None if the loop itself can do it."""
+        """Return work for the pool if handling a frame may be slow or may block; otherwise return None."""
         header, mode, tables = event.header, self._mode, self._shard.tables
         kind, number, num_bytes = header.kind, header.block, header.payload_bytes
         of_table = waits = False
@@ -364,7 +364,7 @@ class Trainers:
                 raise read_error(payload)
 
     def assure_waiting(self) -> None:
-        """Send a frame to each trainer whose gradient is waiting for a receive buffer.
+        """Send a sign of life to each trainer whose gradient is waiting for a receive buffer.
 
         The server reads nothing from such a trainer, not even its probes; without other frames, the trainer
         would open another connection again and again.
@@ -494,7 +494,7 @@ class Trainers:
             self.ended(session, FleetError(f"a gradient could not be used: {raised!r}"))
 
     def _on_table(self, table: int, work: Callable[[], object]) -> Callable[[], None]:
-        """Return long work on a table; until it ends, the pool also handles other frames for the table."""
+        """Wrap long work on a table, so that the pool also handles other frames for the table meanwhile."""
         # Before the work is queued, so that the next frame for the table follows it.
         self._tables_in_pool.append(table)
 

@@ -50,7 +50,7 @@ class Watchdog:
         self._absent, self._stalled = WaitLog(clock.now), WaitLog(clock.now)
         self._silent: set[int] = set()
         self._assured_at = clock.now()
-        """The time of the latest frame to trainers whose gradients are waiting."""
+        """The time of the latest call of `Trainers.assure_waiting`; initially the time of creation."""
 
     def describe(self) -> str:
         """Describe what the server waits for; the caller holds the membership's lock."""

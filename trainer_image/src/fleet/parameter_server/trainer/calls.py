@@ -57,7 +57,7 @@ class ServerCalls:
         return [self._result(control, reply, log) for control, reply in pending]
 
     def ask(self, server: int, ask: Callable[[ControlClient, float], Pending[Reply]]) -> Reply:
-        """Call one server; see `ask_all`."""
+        """Call one server and return its reply; `ask` starts the call, as in `ask_all`."""
         self._check()
         control = self.controls[server]
         return self._result(control, ask(control, self._settings.stalled_seconds), WaitLog())
@@ -97,7 +97,7 @@ class ServerCalls:
         return reply
 
     def barrier(self) -> None:
-        """Wait until all trainers that have not completed call this method."""
+        """Wait until every trainer that has not completed has called this method."""
         self._pass("a barrier", ending=False)
         self._barriers_passed += 1
 
@@ -133,7 +133,7 @@ class ServerCalls:
         return reply.data
 
     def values(self) -> "Iterator[control_pb2.StatePiece]":
-        """Yield the messages with the servers' values."""
+        """Yield messages that contain the values of all blocks on the servers."""
         return self._state(values=True)
 
     def optimizer_state(self) -> dict[str, dict[str, Any]]:

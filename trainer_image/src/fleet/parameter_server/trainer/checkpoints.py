@@ -62,7 +62,7 @@ class TrainerCheckpoints(Saver):
         self._source = source
         self._steps_locally = steps_locally
         self.restored_step = 0
-        """The step to which the values that no server holds belong, or belonged when last restored."""
+        """The step of the values that no server stores, when they were last restored; initially 0."""
 
     @property
     def current_step(self) -> int:
@@ -78,7 +78,7 @@ class TrainerCheckpoints(Saver):
         )
 
     def load(self, directory: str) -> tuple[TrainStatus | None, bool]:
-        """Make the servers load a checkpoint unless training has begun; continue from the loaded one.
+        """Make the servers load a checkpoint unless training has begun; restore trainer 0's part from it.
 
         Parameters
         ----------
@@ -122,7 +122,7 @@ class TrainerCheckpoints(Saver):
             restore_values(part, self._source)
 
     def restore_own_part(self) -> None:
-        """Restore this trainer's part of the checkpoint that servers loaded before it joined."""
+        """Restore trainer 0's part of the checkpoint that the servers loaded before this trainer joined."""
         if self._session.restored:
             self._restore(
                 self._session.calls.ask_all(lambda control, seconds: control.checkpoints.load("", seconds))
@@ -261,7 +261,7 @@ class TrainerCheckpoints(Saver):
         return None
 
     def _upload_part(self, save: str, part: bytes) -> None:
-        """Send trainer 0's part to the first server in chunks of limited message size."""
+        """Send trainer 0's part to the first server, in chunks that each fit into one message."""
         for offset in range(0, len(part), CHUNK_BYTES):
             chunk = part[offset : offset + CHUNK_BYTES]
             self._session.calls.ask(

@@ -68,7 +68,7 @@ def hyper_parameters_of(optimizer: Optimizer) -> HyperParameters:
 
 @dataclass(slots=True)
 class SentGradient:
-    """A gradient that was sent, or would have been sent early in a step that only observes the script."""
+    """A gradient that was sent, or that an observed step recorded instead of sending it early."""
 
     gradient: Tensor
     version: int
@@ -78,7 +78,7 @@ class SentGradient:
     payload: memoryview
     """The bytes of `carried`."""
     mark: Mark | None
-    """The mark of the payload; None if a comparison would cost a copy or stall a device."""
+    """The mark that reveals changes of the payload; None if comparing would cost a copy or stall a device."""
 
     @property
     def unchanged(self) -> bool:
@@ -153,12 +153,12 @@ class GradientFlow:
         """Whether the current round only observes the script, instead of sending gradients early."""
         self._paused = False
         self._round = 0
-        """The number of steps made."""
+        """The number of completed steps."""
         self._seen: dict[str, SentGradient] = {}
-        """The gradients that would have been sent early in the current step, while the script is observed."""
+        """The gradients that the current observed step has recorded instead of sending them early."""
         self._seen_hyper: HyperParameters | None = None
         self._beginning = threading.Lock()
-        """Held while the first gradient begins a step: each device has its own backward thread."""
+        """Held while the first gradient begins a step, because each device has its own backward thread."""
         self._sent: dict[str, SentGradient] = {}
         self._hyper: HyperParameters | None = None
         self._earlier: dict[str, SentGradient] | None = {} if outlasting else None
@@ -245,7 +245,7 @@ class GradientFlow:
         self._observes = self._observes and covers_all(self._round)
 
     def check_earlier(self) -> None:
-        """Check that gradients of the previous step did not change in flight. Call this after their arrival.
+        """Raise an error if a gradient of the last step changed in flight. Call this once all have arrived.
 
         Raises
         ------
@@ -264,7 +264,7 @@ class GradientFlow:
                 )
 
     def check_nothing_in_flight(self, what: str) -> None:
-        """Raise an error if a gradient was sent after the last step.
+        """Raise an error if a gradient has been sent since the last step.
 
         Raises
         ------
@@ -281,7 +281,7 @@ class GradientFlow:
             )
 
     def _accumulated(self, name: str, parameter: Parameter) -> None:
-        """Send a gradient that a backward pass has just accumulated or, in an observed step, record it."""
+        """Send a gradient that a backward pass has just accumulated; in an observed step, only record it."""
         if self._paused or not self._overlaps or parameter.grad is None:
             return
         if self._observes:
@@ -343,7 +343,7 @@ class GradientFlow:
         return not scaling.found_inf
 
     def _record(self, name: str, gradient: Tensor, *, marked: bool) -> SentGradient:
-        """Record the current state of a gradient and, if `marked` is True and it is cheap, its content."""
+        """Record a gradient's state and, if `marked` is True and comparing is cheap, mark its content."""
         carried = gradient
         if gradient.device.type != "cpu" or not gradient.is_contiguous():
             carried = self._staging[name].copy_(gradient.detach())

@@ -34,7 +34,7 @@ __all__ = ["LocalSteps", "LocalTables"]
 
 
 class LocalSteps:
-    """Updates parameters with the user's own optimizer, behind the interface of `GradientFlow`.
+    """Updates parameters with the user's own optimizer; has the same interface as `GradientFlow`.
 
     Parameters
     ----------
@@ -138,7 +138,7 @@ class LocalTables:
         self._before = OwnRows()
         """The state of rows in the checkpoint from which training began."""
         self._steps = 0
-        """The number of row steps, including steps before this checkpoint."""
+        """The number of row steps, including those before the loaded checkpoint."""
         self.begin()
 
     def begin(self) -> None:
@@ -160,7 +160,7 @@ class LocalTables:
         return OwnRows(self._steps, {name: rows for name, rows in tables.items() if rows.ids.size})
 
     def fetch(self, name: str, ids: NDArray[np.int64]) -> Tensor:
-        """Return this trainer's copies of rows, or the servers' rows; see `fleet.nn.RowSource.fetch`."""
+        """Return rows: this trainer's copy of a row or, if there is none, the server's row."""
         own = self._tables[name].has(ids)
         if not own.any():
             return self.rows.fetch(name, ids)

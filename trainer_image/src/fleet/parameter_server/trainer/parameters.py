@@ -39,21 +39,21 @@ __all__ = [
 ]
 
 ROUND_BYTES: Final = 2 << 20
-"""The smallest number of bytes that a round compares; applies to parameters and gradients separately."""
+"""The smallest number of bytes that a round of checks compares, for parameters and gradients separately."""
 _LEAST_PART: Final = 0.02
-"""The smallest part of a larger model that a round compares: `ROUND_BYTES` of 25 million parameters.
+"""The smallest fraction of a model that a round compares: `ROUND_BYTES` of 25 million parameters.
 
 Copying and comparing it takes 1 ms, less than 2 % of the shortest steps of ``benchmarks.dense_sync``.
 """
 
 _WHOLE_ROUNDS: Final = 3
-"""The number of first rounds that compare all bytes: a script's habits show in its first steps."""
+"""The number of initial rounds that compare all bytes: a script's mistakes show in its first steps."""
 _UNIT_BYTES: Final = 1024
-"""The sizes of parts are multiples of this, so that parts contain whole elements."""
+"""The unit of the sizes of parts, in bytes; a multiple of every element's size."""
 _ROUNDINGS: Final = 8
 """The accepted rounding error, in units in the last place, after adding and subtracting one value."""
 _SMALL: Final = 2.0**-7
-"""The smallest magnitude used for the unit, because an intermediate sum may exceed all values in a tensor."""
+"""The smallest magnitude for the unit in the last place: an intermediate sum may exceed all values."""
 _AT_ONCE_BYTES: Final = 1 << 18
 """The number of bytes compared in one operation, so that temporary results stay in the cache."""
 
@@ -96,7 +96,7 @@ class Mark:
         self._length = length
         self._stretch = bytearray(self._stretch_of(length))
         self._whole: mmap.mmap | None = None
-        """A full copy of larger memory in a first round; unlike heap memory, it is returned to the kernel."""
+        """The full copy of larger memory in the initial rounds; mapped, so that the kernel can reclaim it."""
         self._crc: int | None = None
 
     def take(self, content: memoryview, round_: int) -> None:
@@ -251,7 +251,7 @@ class ParameterStore:
         return memory.landings.get(block) or memory.landing(block)  # fast path: called for each frame
 
     def land_elsewhere(self, block: int, value: memoryview) -> None:
-        """Use other memory as a block's new value; it must not change until the value is copied."""
+        """Use the given memory as a block's new value; it must not change until the value is copied."""
         self._memory_of[block].elsewhere[block] = value
 
     def landed(self, name: str) -> Tensor:
@@ -259,7 +259,7 @@ class ParameterStore:
         return self._memories[name].landed
 
     def adopt(self, unchanged: Collection[int] = (), names: Iterable[str] | None = None) -> None:
-        """Copy the new values that have arrived into the parameters.
+        """Copy newly arrived values to the parameters.
 
         Parameters
         ----------
@@ -330,11 +330,11 @@ class _ParameterMemory:
         self.blocks = blocks
         self.parameter = parameter
         self.elsewhere: dict[int, memoryview] = {}
-        """Values in other memory that have not been adopted yet, by block."""
+        """For each block, a value in other memory that has not been copied to the parameter yet."""
         self.is_kept = False
-        """Whether the mark must be checked."""
+        """Whether the parameter must still match `_mark`."""
         self.landings: dict[int, memoryview] = {}
-        """The memory for each block's values, once a value has landed."""
+        """The memory that receives each block's values; an entry is added on first use."""
         self.name = name
         self.dtype = dtype_of(blocks[0].dtype)
         size = self.dtype.itemsize
@@ -343,7 +343,7 @@ class _ParameterMemory:
         self._rounds = 0
         """The number of times that values have been adopted."""
         self._mark = Mark(parameter.nbytes, part) if part is not None else None
-        """The mark of the values adopted last."""
+        """The mark of the values adopted last; None if the script may write to the parameter."""
         self._small = part == 1.0 and parameter.device.type == "cpu"
         """Whether copying the value in each round is cheap."""
         self._adopted: tuple[int, memoryview] | None = None

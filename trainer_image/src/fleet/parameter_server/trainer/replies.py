@@ -40,7 +40,7 @@ LOOK_SECONDS: Final = 1.0
 """The interval at which a wait checks for failures."""
 
 ChangedRows = tuple[TablePlan, NDArray[np.int64], Tensor]
-"""A table, ids, and the current row of each id."""
+"""Changed rows of a table: the table, the ids, and the current row of each id."""
 
 
 @dataclass(slots=True, eq=False)
@@ -90,7 +90,7 @@ class Replies:
         self._missing: set[int] = set()
         """Blocks whose expected values have not arrived."""
         self._expected_at = 0
-        """The step at which the missing values were requested: `step` may have advanced since."""
+        """The step at which the missing values were requested; `step` may have advanced since then."""
         self._steps = range(0)
         """The steps to which the expected values may belong."""
         self._wanted: frozenset[int] = frozenset()
@@ -101,7 +101,7 @@ class Replies:
         """The unanswered row requests to each server, in order, with the positions of their rows."""
         self._most_look_ups = min(settings.look_ups_at_once, MOST_LOOK_UPS)
         self._stepping: set[tuple[int, int]] = set()
-        """Pairs of a server and a table, for which the step has not been confirmed."""
+        """The pairs of a server and a table whose update the server has not confirmed."""
         self._table_steps = 0
         """The number of steps that the tables will have made once the step is confirmed."""
         self._changed_rows: list[ChangedRows] = []

@@ -80,7 +80,7 @@ class TrainerRows:
         self._waits_each_step = replies.plan.has_common_step or bool(self._own)
         self._placement = Placement.over(len(streams))
         self._placed: dict[str, tuple[NDArray[np.int64], dict[int, NDArray[np.int64]]]] = {}
-        """The latest ids of each table, with each server's positions: a gradient often has the same ids."""
+        """For each table, the latest ids and their positions by server; a gradient often has the same ids."""
         self._order = threading.Lock()
         """Held while requests are sent, because each server answers requests in the order of sending."""
         self._prefetched: dict[str, deque[_Prefetched]] = {}
@@ -92,7 +92,7 @@ class TrainerRows:
         return bool(self._tables)
 
     def fetch(self, name: str, ids: NDArray[np.int64]) -> Tensor:
-        """Return the rows of ids, as of this trainer's current step.
+        """Return the rows of the given ids, as of this trainer's current step.
 
         Parameters
         ----------
@@ -112,7 +112,7 @@ class TrainerRows:
         """
         step, rows, missing = self.replies.step, None, np.arange(ids.size)
         for batch in self._prefetched.get(name, ()):
-            # Only rows that were requested in the previous step: those of this step may be the next step's.
+            # Only batches prefetched in the previous step: those of this step are for the next step.
             if batch.step + 1 != step:
                 continue
             found, at = find_among(ids[missing], batch.ids)
@@ -164,7 +164,7 @@ class TrainerRows:
         return placed[1]
 
     def touched(self, name: str, touched: Touched) -> None:
-        """Record the rows of a look-up that received a gradient; another backward pass adds to it."""
+        """Record the rows of a look-up that received a gradient, to which later backward passes add."""
         self._touched[name, touched.order] = touched
 
     def gradients(self) -> OfRows:
@@ -253,7 +253,7 @@ class TrainerRows:
                 stream.send(Kind.ROW_GRADIENT, payload, step=step, block=table.number, more=True)
 
     def end_step(self) -> None:
-        """End a step. If the mode requires it, wait until servers have updated the tables, and copy rows.
+        """End a step. If the mode requires it, wait until servers have updated the tables; copy changed rows.
 
         Without a common step, waiting is necessary only for tables that this trainer also stores. For any
         other table, a server applies a trainer's gradient before it answers the trainer's next look-up, which
@@ -311,7 +311,7 @@ def _rows_of(name: str, weight: Parameter) -> RowGradients:
 
 @torch.no_grad()
 def rows_of_tables(source: Source, table_ids: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the rows of the given ids for serving.
+    """Look up the rows of the given ids, to export them with a model.
 
     Parameters
     ----------

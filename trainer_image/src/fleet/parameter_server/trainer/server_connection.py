@@ -117,9 +117,9 @@ class ServerConnection:
         self.holds = bool(self.blocks) or bool(plan.tables)
         """Whether the server has a part of the model: blocks, or shards of tables."""
         self.completed_trainers: frozenset[int] | None = None
-        """The trainers in the server's COMPLETE; None until it arrives."""
+        """The trainers that the server reports as completed; None until its COMPLETE frame arrives."""
         self.has_ended = False
-        """Whether the server has ended the session by the protocol, without an error."""
+        """Whether the server has ended the session as the protocol specifies, without an error."""
         self._owner = owner
         self._heartbeat = heartbeat
         self.codec = Codec(self.blocks.values(), self._settings.wire_dtype, owner.store.landing)
@@ -215,7 +215,7 @@ class ServerConnection:
         self._heartbeat.connection_regained(self.server)
 
     def _lives_since(self, since: float) -> bool:
-        """Wait until the server shows that it is alive; return False if the session closes first.
+        """Wait for a sign of life from the server after `since`; return False if the session closes first.
 
         Raises
         ------
@@ -311,7 +311,7 @@ class ServerConnection:
                 )
             except OSError as error:
                 # The server is on this host, and its process may be gone. Over TCP the session could not
-                # share memory, and may not change that.
+                # share memory, and whether a session shares memory must not change.
                 if self._reached_here:
                     raise
                 if settings.transport == "shared_memory":
@@ -357,7 +357,7 @@ class ServerConnection:
         return self.stream.attach(connected, directions, theirs.taken)
 
     def _share(self, theirs: Hello, descriptors: Sequence[int]) -> bool:
-        """Decide on the session's first connection whether to share memory."""
+        """Return whether memory is shared, which the session's first connection decides."""
         shares = theirs.shared and self._memory is not None
         shared = isinstance(self.transport, SharedMemoryTransport)
         if self._greeted and shares != shared:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["Session", "join"]
 
 _WORKERS: Final = 2
-"""The threads that copy and convert large values and rows."""
+"""The number of threads that copy and convert large values and rows."""
 
 
 def join(
@@ -179,13 +179,13 @@ class Session(Replies):
         if plan.mode is DistributedMode.GEO and plan.tables:
             self.local_rows = LocalTables(plan.tables, plan.trainers, self.rows)
         self._shows_tables = bool(plan.tables) and plan.trainer_id == 0
-        """Trainer 0 reports the sizes of tables for the whole job."""
+        """Whether this trainer reports the sizes of tables for the whole job, as trainer 0 does."""
         self._sending = 0
         """The step whose frames are being sent."""
         self._hyper: tuple[HyperParameters, bytes] = (), pack_hyper(())
-        """The hyper-parameters of the latest step, and their encoding: they rarely change."""
+        """The hyper-parameters of the latest step and their encoding, which is reused until they change."""
         self._turn = threading.RLock()
-        """Held while a mode sends a whole step, so that frames of another step cannot intervene."""
+        """Held while a mode sends a whole step, so that frames of different steps do not mix."""
 
     def start(self, joined: "Sequence[control_pb2.JoinReply]") -> None:
         """Connect to the servers and load their values; raise the same errors as `join`."""

@@ -79,7 +79,7 @@ class Trainer:
         self.completed = False
         """Whether the servers know that this trainer has completed."""
         self.steps_locally = kind.steps_locally
-        """Whether the user's own optimizer makes the steps and has the state."""
+        """Whether this trainer's optimizer, not the servers, runs the steps and has the optimizer state."""
         self.checkpoints = TrainerCheckpoints(session, source, steps_locally=kind.steps_locally)
         self._source = source
         self._own_tables = source.own_tables
@@ -166,7 +166,7 @@ class Trainer:
         return self.session.step
 
     def start(self) -> None:
-        """Restore the trainer's part of the loaded checkpoint, if any, and start the mode."""
+        """Restore trainer 0's part of the loaded checkpoint, if there is one, and start the mode."""
         self.checkpoints.restore_own_part()
         self.mode.start()
         self.flow.attach()
@@ -257,7 +257,7 @@ class Trainer:
             self._push_alone()
 
     def _push_together(self) -> None:
-        """Give all trainers the first trainer's values; all that have not completed must call this."""
+        """Copy the first trainer's values to all trainers; all that have not completed must call this."""
         session, blocks, trainer = self.session, self.plan.blocks, self.plan.trainer_id
         held = session.store.checksums()
         own = np.array([held[block.id] for block in blocks] + [trainer], dtype=np.int64)
@@ -398,7 +398,7 @@ class Trainer:
         return known
 
     def export(self, table_ids: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
-        """Return a state dict for one process's ``load_state_dict``; see `named_state`.
+        """Return a state dict for ``load_state_dict`` in a single process; see `named_state`.
 
         The values are the servers' or, once this trainer has completed, those of the module.
 
@@ -434,7 +434,7 @@ class Trainer:
 
     @property
     def names(self) -> Mapping[Parameter, str]:
-        """The names of the parameters in the program."""
+        """The name of each parameter in the program."""
         return {parameter: name for name, parameter in self._source.parameters.items()}
 
     def close(self) -> None:

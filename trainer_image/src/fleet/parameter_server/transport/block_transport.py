@@ -118,7 +118,7 @@ class BlockTransport(Protocol):
     """One end of a session's transport of blocks. `register` and `poll` are called in frame order."""
 
     def register(self, block: int) -> memoryview:
-        """Return the buffer that receives the bytes of a block after a frame's header."""
+        """Return the buffer for a block's bytes that follow the frame's header."""
 
     def submit(self, kind: Kind, step: int, block: int, content: memoryview | LazyBytes) -> None:
         """Send a block. Unless lazy, its bytes must not change until the peer has received the frame.
@@ -133,7 +133,7 @@ class BlockTransport(Protocol):
         """
 
     def poll(self, header: Header) -> memoryview | None:
-        """Accept a block whose frame has arrived; called for every such frame.
+        """Accept a block after its frame has arrived; called once for each frame with a block.
 
         Returns
         -------
@@ -203,9 +203,9 @@ class SharedMemoryTransport(StreamTransport):
         self._theirs = theirs
         self._copies = copies
         self._submitted: dict[int, int] = {}
-        """The number of each block's latest frame."""
+        """For each block, the number of frames sent up to and including its latest frame."""
         self._answered: dict[int, int] = {}
-        """For each block, the number of frames that the other end had received at its latest answer."""
+        """For each block, the number of received frames that the other end reported in its latest answer."""
 
     def submit(self, kind: Kind, step: int, block: int, content: memoryview | LazyBytes) -> None:
         """Copy a block to this end's shared memory if its region is free, then send the frame."""

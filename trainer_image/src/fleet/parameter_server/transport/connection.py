@@ -77,7 +77,7 @@ class OutgoingFrame(NamedTuple):
 
 
 class End(NamedTuple):
-    """The end of a connection: with an error, or None after a normal end."""
+    """The end of a connection, with its error; the error is None after a normal end."""
 
     error: FleetError | None
 
@@ -96,14 +96,14 @@ class NotYet(NamedTuple):
 
 
 Work = Callable[[], object]
-"""Work on a frame that takes long, or may wait for another thread; the result is ignored."""
+"""Long or blocking work for a frame, which the loop's pool runs; the result is ignored."""
 Deliver = Callable[[Frame | End], Work | None]
 """Called by the event loop with each frame in order, and finally once with an `End`; must not wait.
 
 Returns None, or work on the frame. The loop's pool then does the work before the next frame is delivered.
 """
 BufferOf = Callable[[Header], memoryview | NotYet | None]
-"""Returns the receive buffer for the bytes of a block; None if they need newly allocated memory.
+"""Returns the receive buffer for a block's bytes, or None if the connection must allocate memory.
 
 After `NotYet`, it is called again for the same header.
 """
@@ -164,28 +164,28 @@ class Connection:
 
         # Used by the loop's thread:
         self._rest = b""
-        """Received bytes that have not been used yet."""
+        """Received bytes that have not been processed yet."""
         self._header: Header | None = None
         """The header of the frame that is being received."""
         self._payload: memoryview | None = None
-        """The memory of its payload; None until there is memory."""
+        """The memory for the payload of that frame; None until the memory is available."""
         self._filled = 0
         """The number of bytes of the payload that have arrived."""
         self._lands = False
-        """Whether the memory is a receive buffer."""
+        """Whether the memory for the payload is a receive buffer."""
         self._large = False
         """Whether the previous payload was large.
 
         If so, only a header is received next, so that another large payload goes directly into its memory.
         """
         self._paused = False
-        """Whether the next frame must wait, so that nothing is received."""
+        """Whether receiving is paused, because the next frame must wait."""
         self._timed = False
         """Whether a timer is running, after which the connection asks for a receive buffer again."""
         self._worker = 0
-        """The thread that works on a frame; -1 before it has begun, and 0 without work."""
+        """The identifier of the thread that works on a frame; -1 until the work begins, 0 without work."""
         self._ended = self._closing = self._closed = False
-        """Whether the end has been or is being delivered, the socket is to be closed, and it is closed."""
+        """Whether the end has been delivered (or is being), `_close` was called, and the socket is closed."""
         self._over = threading.Event()
         """Set once the end has been delivered."""
         self._gone = threading.Event()
@@ -193,18 +193,18 @@ class Connection:
 
     @property
     def frames_sent(self) -> int:
-        """The number of frames given to the kernel, or about to be; they may not have arrived."""
+        """The number of frames passed to the kernel, or about to be passed; they may not have arrived."""
         return self._outgoing.frames_sent
 
     def start(self) -> None:
-        """Start to send and receive, unless the connection has already been finished."""
+        """Start to send and receive, unless `finish` or `close` was called earlier."""
         # `finish` or `close` of another thread may come first. Then the loop never sees this connection, and
         # the other thread closes the socket itself.
         with self._starting:
             if self._finishing:
                 return
             self._started = True
-            # Not earlier: the handshake waits in this socket with a timeout.
+            # Not earlier: the handshake uses blocking calls with a timeout on this socket.
             self._socket.setblocking(False)
         self._loop.call(self._begin)
 
@@ -260,7 +260,7 @@ class Connection:
 
     @property
     def _is_own_thread(self) -> bool:
-        """True if this connection waits for the calling thread, so that waiting for it would deadlock."""
+        """True if the calling thread serves this connection, so that waiting here would deadlock."""
         return threading.get_ident() in (self._loop.ident, self._worker)
 
     # The methods below are called by the loop's thread, except `_work`.
@@ -558,11 +558,11 @@ class Outgoing:
         """Guards the queue: keeps frames in order, and ensures that no frame follows the end."""
         self._finishing = False
         self._queue: deque[bytes | memoryview | tuple[LazyBytes, int]] = deque()
-        """What to send. Only the beginning of a frame is `bytes`; lazy bytes have the next offset to read."""
+        """The data to send. Only a frame's beginning is `bytes`; lazy bytes have the next offset to read."""
         self._has_large = False
-        """Whether the queue may contain anything except whole small frames."""
+        """Whether the queue may contain large or lazy payloads."""
         self._leaving: list[bytes | memoryview] = []
-        """The buffers of the next kernel call."""
+        """The buffers to pass to the kernel in the next call."""
         self._flushing = True
         """Whether a thread is passing bytes to the kernel, or is about to; only this thread uses `_leaving`.
 
@@ -603,7 +603,7 @@ class Outgoing:
                     raise
 
     def flush(self) -> None:
-        """Give queued bytes to the kernel. Only the thread that has set `_flushing` may call this."""
+        """Pass queued bytes to the kernel. Only the thread that has set `_flushing` may call this."""
         sent = 0
         try:
             while self._leaving or self._gather():
@@ -636,7 +636,7 @@ class Outgoing:
             self.has_failed |= now
 
     def _send_answers(self) -> None:
-        """Give the frames that a handler has queued to the kernel. Called by the loop's thread."""
+        """Pass the frames that a handler has queued to the kernel. Called by the loop's thread."""
         try:
             with self._lock:
                 if not self._has_large and len(self._queue) <= _BATCH:
@@ -650,7 +650,7 @@ class Outgoing:
         self.flush()
 
     def _send_small(self) -> None:
-        """Give the queued frames, all of them small, to the kernel in one call. The caller holds the lock."""
+        """Pass the queued frames, all of them small, to the kernel in one call. The caller holds the lock."""
         whole, taken, blocks = b"".join(self._queue), 0, False  # type: ignore[arg-type]  # all are bytes
         self.frames_sent += len(self._queue)
         self._queue.clear()
@@ -670,7 +670,7 @@ class Outgoing:
             self._flushing = False
 
     def _flush_lazily(self) -> None:
-        """Read lazy bytes and give queued bytes to the kernel. Called by a thread of the pool."""
+        """Read lazy bytes and pass queued bytes to the kernel. Called by a thread of the pool."""
         self.flush()
         self._loop.call(self._changed)
 
@@ -729,7 +729,7 @@ class Outgoing:
         return self._flushing and self._gather()
 
     def _pass_on(self) -> int:
-        """Give bytes to the kernel; return the number of bytes that it accepted."""
+        """Pass bytes to the kernel; return the number of bytes that it accepted."""
         leaving, first = self._leaving, 0
         taken = rest = self._socket.sendmsg(leaving)
         progress.count("bytes_sent", taken)

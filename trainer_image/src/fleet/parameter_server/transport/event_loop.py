@@ -26,12 +26,12 @@ READ: Final = selectors.EVENT_READ
 WRITE: Final = selectors.EVENT_WRITE
 _BUFFER_BYTES: Final = 1 << 18
 _JOIN_SECONDS: Final = 1.0
-"""The time for which closing waits for the thread, which a user's optimizer may occupy."""
+"""The time limit on waiting for the loop's thread to end, because a user's optimizer may be running in it."""
 _log = logging.getLogger(__name__)
 
 
 class WorkPool:
-    """A pool of threads for work that takes long.
+    """A pool of threads for long or blocking work.
 
     Parameters
     ----------

@@ -79,7 +79,7 @@ GREETING_SECONDS: Final = 10.0
 _DESCRIPTOR: Final = struct.Struct("i")
 _DRAIN_SECONDS: Final = 1.0
 _PAUSE_SECONDS: Final = 0.1
-"""The pause of a listener that cannot accept, for example because no file descriptor is free."""
+"""The pause after a failed ``accept()``, for example because no file descriptor is free."""
 _log = logging.getLogger(__name__)
 
 
@@ -173,7 +173,7 @@ class Resumable(Protocol):
         """Resume the session on a new connection: answer the caller, or raise the reason for a refusal."""
 
     def refused(self) -> None:
-        """Record that the trainer has received an error."""
+        """Record that the trainer has received the error of a failed session."""
 
 
 class Caller:

@@ -47,7 +47,7 @@ class SharedBlocks:
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         mapped = memoryview(mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED, prot=protection))
         self.descriptor = descriptor
-        """The descriptor of the memory, which is valid as long as its owner keeps it open."""
+        """The descriptor of the memory; valid as long as the owner of the descriptor keeps it open."""
         self._regions = {
             block: mapped[begins[block] : begins[block] + length] for block, length in block_bytes.items()
         }

@@ -1,4 +1,4 @@
-"""Sockets for data connections: how they are opened, configured, read, written and closed.
+"""Functions that open, configure, read, write and close the sockets of data connections.
 
 A connection's socket is blocking, with timeouts, until the end of the handshake; then an event loop serves it
 without blocking. Any thread may end a connection with `hang_up`, which wakes a thread or an event loop that
@@ -85,7 +85,7 @@ def bind_address(host: str) -> str:
 
 
 def reachable_address(host: str, *, by_all: bool) -> str:
-    """Return the address to bind; only a loopback address if unauthenticated hosts could connect otherwise.
+    """Return the address to bind: a loopback address, unless peers must prove that they belong to the job.
 
     Parameters
     ----------
@@ -131,7 +131,7 @@ def dial(host: str, port: int, *, timeout_seconds: float, buffer_bytes: int | No
 
 
 def tune(connection: socket.socket, buffer_bytes: int | None) -> None:
-    """Configure a connected socket: no delay, its buffer sizes, and closing in forked children."""
+    """Configure a connected socket: delay, congestion control, buffers, and closing in forked children."""
     own(connection)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if _stays_on_this_machine(connection):

@@ -97,13 +97,13 @@ class ResumableStream:
         self._loop = loop
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        """Notified when the other end acknowledges frames, and at the end."""
+        """Notified when the other end acknowledges frames, and when this end closes the session."""
         self._unacknowledged: deque[OutgoingFrame] = deque()
         """Sent frames that the other end is not known to have received."""
         self._acknowledged = 0
         """The number of frames that the other end is known to have received."""
         self._held: list[OutgoingFrame] = []
-        """Frames that are sent together with a later one."""
+        """Frames that are held back, to be sent together with a later frame."""
         self._held_bytes = 0
         self._handed = 0
         """The number of frames that broken connections had passed to the kernel."""
@@ -177,7 +177,7 @@ class ResumableStream:
             return self._changed.wait_for(lambda: self._acknowledged >= count, timeout_seconds)
 
     def attach(self, connected: socket.socket, directions: Directions, acknowledged: int) -> int:
-        """Continue on a new connection after its handshake. The previous one must have been fenced.
+        """Continue on a new connection after its handshake. Call `fence` for the previous connection first.
 
         Parameters
         ----------
@@ -265,7 +265,7 @@ class ResumableStream:
             connection.close()
 
     def _take(self, event: Frame | End) -> Work | None:
-        """Deliver a frame or an end; a frame counts as received before an answer to it is sent."""
+        """Deliver a frame or an end; count a frame as received first, so that an answer acknowledges it."""
         if isinstance(event, End):
             self._take_end(event)
             return None

@@ -23,7 +23,7 @@ RECORD_BYTES: Final = 22
 """The overhead of a TLS 1.3 record: its header, its type and its tag."""
 
 _CHUNK_BYTES: Final = 1 << 18
-"""The number of bytes encrypted or received in one call: the size of a piece of a block."""
+"""The maximum number of bytes encrypted or received in one call: the default size of a piece."""
 _REASONS: Final = {
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it presents no certificate",
     "TLSV13_ALERT_CERTIFICATE_REQUIRED": "it demands a certificate and was given none",
@@ -49,7 +49,7 @@ class TlsError(ConnectionError):
 
 
 class TlsSocket(socket.socket):
-    """A TLS connection on a connected socket, which it owns.
+    """A TLS connection that takes ownership of a connected socket.
 
     Call `handshake` first, and then only `recv_into` and `sendmsg`: the other methods of a socket would send
     and receive plaintext.
