@@ -196,7 +196,7 @@ class TableTotals:
         self._latest: dict[int, tuple[control_pb2.TableStatistics, ...]] = {}
 
     def take(self, server: int, tables: Iterable[control_pb2.TableStatistics]) -> None:
-        """Replace the statistics that one server has reported."""
+        """Store the latest statistics of one server, which replace its earlier ones."""
         self._latest[server] = tuple(tables)
 
     def total(self) -> list[dict[str, str | int | float]]:
