@@ -54,7 +54,7 @@ class Participants:
         self.attempts[trainer] = attempt
 
     def begin(self, trainer: int, step: int, hyper_parameters: HyperParameters, lowest_step: int = 0) -> None:
-        """Record the hyper-parameters of a trainer's step, and drop those before `lowest_step`.
+        """Record the hyper-parameters of a trainer's step, and drop those of steps before `lowest_step`.
 
         Raises
         ------
@@ -127,7 +127,7 @@ class _Parts:
 
 
 class NormBook:
-    """The norms that cover blocks of one server, while their parts arrive.
+    """Collects the parts of each norm that covers blocks of one server.
 
     Parameters
     ----------

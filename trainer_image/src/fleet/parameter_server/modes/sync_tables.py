@@ -49,7 +49,7 @@ class _Round:
     before: RowGradients | None = None
     """The rows that the last step changed, with their previous values; None before the first step."""
     ahead: dict[int, list[NDArray[np.int64]]] = field(default_factory=dict)
-    """For each trainer, the ids of the next step that the trainer has looked up before this step was made."""
+    """For each trainer, the ids that it looked up for the next step before this step was complete."""
 
 
 class SyncTables:
@@ -74,7 +74,7 @@ class SyncTables:
         """The progress of each table; empty if the server has no tables."""
 
     def resume(self, step: int) -> None:
-        """Continue from the step of a checkpoint."""
+        """Set the number of completed steps of every table to a checkpoint's."""
         for round_ in self.rounds.values():
             round_.step = step
 
