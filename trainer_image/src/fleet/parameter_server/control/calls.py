@@ -112,7 +112,7 @@ class Pending(Generic[Reply]):
         self._describe = describe
 
     def arrives_within(self, seconds: float) -> bool:
-        """Wait for the reply up to a time limit; return True if it or an error arrived."""
+        """Wait for the reply up to a time limit; return True if the reply or an error has arrived."""
         try:
             self._future.exception(timeout=seconds)
         except grpc.FutureTimeoutError:
@@ -151,7 +151,7 @@ class StreamCall(Protocol[Arriving]):
 
 
 class Stream(Generic[Piece]):
-    """The messages of one streaming call, which can be closed early.
+    """The messages of one streaming call; `close` ends the call early.
 
     Parameters
     ----------

@@ -181,7 +181,7 @@ def _health(
 
 
 class _Pooled:
-    """A handler that gRPC runs in the thread pool named by the attribute `experimental_thread_pool`."""
+    """A handler with its own thread pool, which gRPC reads from the attribute `experimental_thread_pool`."""
 
     def __init__(self, pool: ThreadPoolExecutor, behavior: Callable[..., Any]) -> None:
         self.experimental_thread_pool = pool

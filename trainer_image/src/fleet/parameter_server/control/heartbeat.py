@@ -96,7 +96,7 @@ class Heartbeat:
             self._thread.join()
 
     def connection_lost(self, server: int, error: FleetError) -> None:
-        """Record the loss of a server's data connection; heartbeats now show whether the server is alive."""
+        """Record that a server's data connection broke; heartbeats then show whether the server is alive."""
         self._peers[server].lost = error
         self._wake.set()
 

@@ -60,7 +60,7 @@ class Contribution:
             )
 
     def array(self) -> npt.NDArray[np.generic]:
-        """Return the numbers as an array."""
+        """Return the contribution as a NumPy array."""
         return np.frombuffer(self.data, dtype=self.dtype).reshape(self.shape)
 
 

@@ -1,4 +1,4 @@
-"""The state of a sync step that spans trainers and servers: participants, hyper-parameters and norms.
+"""The shared state of a sync step: its participants, hyper-parameters and norms.
 
 This module does no I/O. Every server adds the parts of a norm in the same order, so that all servers clip by
 the same factor and runs are bitwise reproducible.
@@ -105,7 +105,7 @@ class KnownNorm:
     step: int
     norm: NormPlan
     coefficient: float
-    """The factor that clips the gradients."""
+    """The factor by which gradients are multiplied to clip them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class NormBook:
         self._parts: dict[tuple[int, str], _Parts] = {}
 
     def add(self, step: int, block: int, sum_of_squares: float) -> KnownNorm | None:
-        """Add the sum of squares of one block of this server.
+        """Add the sum of squares of the gradient of one of this server's blocks.
 
         Returns
         -------

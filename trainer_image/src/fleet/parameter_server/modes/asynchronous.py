@@ -293,7 +293,7 @@ class ImmediateServer(ServerMode):
         return self._tables.rows(table, ids)
 
     def end(self, trainer: int, step: int, absent: Sequence[int]) -> Sequence[Answer]:
-        """End a trainer's step; return the answers, including those for blocks without a gradient.
+        """End a trainer's step; return the answers for the `absent` blocks, which have no gradient.
 
         Raises
         ------

@@ -114,7 +114,7 @@ class GradientQueues:
         self._lock = threading.Lock()
 
     def put(self, block: PlannedBlock, step: int, payload: memoryview) -> None:
-        """Enqueue a copy of a block's gradient, to be sent after its step is `complete`."""
+        """Enqueue a copy of a block's gradient, to be sent after `complete` is called for its step."""
         with self._lock:
             free = self._free[block.id]
             copy = free.pop() if free else torch.empty(block.shape, dtype=dtype_of(block.dtype))

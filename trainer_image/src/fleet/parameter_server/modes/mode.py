@@ -102,7 +102,7 @@ class ServerMode(Protocol):
 
     @property
     def step(self) -> int:
-        """The number of steps completed; in sync mode, the steps that all blocks have completed."""
+        """The number of completed steps; in sync mode, those that all blocks and tables have completed."""
 
     def step_of(self, trainer: int) -> int:
         """Return a trainer's next step, from which it continues after a restart."""
@@ -302,7 +302,7 @@ class LocalRows(Protocol):
         """True if the changes must be sent now, because after another step they may exceed one frame."""
 
     def leaving(self) -> OfRows:
-        """Return, by table, the changes since the last call."""
+        """Return the changes of rows since the last call, by table."""
 
     def arrived(self) -> None:
         """Add the other trainers' changes to the copies, based on the rows received from the servers."""

@@ -456,7 +456,7 @@ class SyncServer(ServerMode):
     # The methods below are called without the lock.
 
     def _step_clipped(self, known: KnownNorm) -> list[Answer]:
-        """Clip and update this server's blocks that a norm covers."""
+        """Clip the gradients of this server's blocks that a norm covers, and update these blocks."""
         answers: list[Answer] = []
         try:
             for block in known.norm.blocks:
@@ -472,7 +472,7 @@ class SyncServer(ServerMode):
         return answers
 
     def _fail(self, error: BaseException) -> None:
-        """Record the error of a step, which no thread will retry; raise the error for all trainers."""
+        """Record the error of a failed step, which is not retried; raise the error for all trainers."""
         with self._changed:
             failure = self._store.failed.note(error)
             self._changed.notify_all()

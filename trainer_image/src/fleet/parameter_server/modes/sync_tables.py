@@ -69,7 +69,7 @@ class SyncTables:
         self._participants = participants
         self._agreeing = agreeing
         self._changed = {number: threading.Condition() for number in store.names}
-        """The lock of each table's round."""
+        """The condition variable that guards the progress of each table."""
         self.rounds = {number: _Round() for number in store.names}
         """The progress of each table; empty if the server has no tables."""
 

@@ -22,7 +22,7 @@ from typing import Final
 __all__ = ["LEAST_BYTES", "Overrun", "Pacing", "receive_bytes"]
 
 LEAST_BYTES: Final = 1 << 16
-"""The smallest gradient for which a thread of the pool is woken."""
+"""The smallest size in bytes of a gradient that the pool processes, rather than the event loop's thread."""
 # Bytes that the kernel has received cannot be held back; with its automatic tuning, they may be megabytes.
 _RECEIVE_BYTES: Final = 1 << 19
 # Pacing guesses which trainers are sending; a wrong guess costs at most this time.

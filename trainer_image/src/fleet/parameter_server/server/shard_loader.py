@@ -72,7 +72,7 @@ class ShardLoader:
         self._begun = False
         """Whether training has begun: a gradient has arrived, or is about to."""
         self._known: dict[int, str] = {}
-        """The name of the loaded checkpoint that the server has reported to each trainer, by trainer."""
+        """The name of the loaded checkpoint that the server last reported to each trainer."""
         self._loaded: Checkpoint | None = None
         self._folder = self._loaded_from = ""
         self._saved_in = Path()
@@ -127,7 +127,7 @@ class ShardLoader:
 
     @contextmanager
     def step_to_answer(self, trainer: int, step: int) -> Iterator[int]:
-        """Yield the step whose values answer a trainer's request; no load runs in the `with` statement.
+        """Yield the step whose values answer a trainer's request; no load runs during the `with` statement.
 
         A trainer that joined just before a load requests values that no longer exist. It gets the current
         values instead, which is harmless: the trainer must load the checkpoint itself before it may train.
