@@ -26,7 +26,7 @@ _LEADS: Final = "as cert-manager writes it to a Secret of type kubernetes.io/tls
 _log = logging.getLogger(__name__)
 
 Version = tuple[tuple[str, int, int], ...]
-"""The resolved path, modification time and size of each file."""
+"""A version of the certificate files: the resolved path, modification time and size of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,9 @@ class Loaded:
     key: bytes = field(repr=False)
     authority: bytes
     server: ssl.SSLContext
-    """The context of accepted connections; the peer's certificate must be issued by the same authority."""
+    """The context for accepted connections; the authority must have issued the peer's certificate."""
     client: ssl.SSLContext
-    """The context of outgoing connections, which also checks that the peer's certificate names its host."""
+    """The context for outgoing connections, which also checks the host name in the peer's certificate."""
 
 
 class Certificates:

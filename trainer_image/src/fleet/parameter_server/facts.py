@@ -27,7 +27,7 @@ def elastic_facts(mode: Mode, num_trainers: int, max_trainers: int | None) -> di
     num_trainers : int
         The number of trainers at the start of this process.
     max_trainers : int or None
-        The maximum number of trainers; None if the job is not elastic; the result is then empty.
+        The maximum number of trainers; if the job is not elastic, None, and the result is empty.
 
     Raises
     ------
@@ -57,6 +57,6 @@ def state_of(source: Source) -> dict[str, Mapping[str, Any]]:
 
 
 def initial_state_fact(state: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return the fact, if any, that the script loaded optimizer state before training."""
+    """Return the fact that the script loaded optimizer state before training, or {} if it did not."""
     count = sum(1 for entries in state.values() if entries)
     return {INITIAL_STATE: f"of {count} parameters"} if count else {}

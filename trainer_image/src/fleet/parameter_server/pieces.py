@@ -24,7 +24,7 @@ __all__ = ["by_block", "in_pieces", "lead_bytes"]
 _OF_ALL_BYTES: Final = 1 << 20
 _LEAST_BYTES, _MOST_BYTES = 1 << 17, 1 << 18
 _VECTOR: Final = 64
-"""The unit of a piece's size in elements, because kernels may round a partial vector differently."""
+"""A piece's size is a multiple of this many elements: kernels may round a partial vector differently."""
 
 
 def in_pieces(plan: ServerPlan, settings: Settings) -> ServerPlan:

@@ -26,7 +26,7 @@ from fleet.parameter_server.transport.shared_memory import SharedBlocks
 __all__ = ["Buffer", "ReceiveBuffers", "Turn"]
 
 _SHARE: Final = 4
-"""The pool has 1/n of the blocks' bytes, at least `_LEAST_BYTES`, and space for two of the largest block."""
+"""The pool has 1/n of the bytes of all blocks, but at least `_LEAST_BYTES` and twice the largest block."""
 _LEAST_BYTES: Final = 1 << 20
 _ALIGNMENT_BYTES: Final = 64
 
@@ -64,7 +64,7 @@ class _Region:
         self._num_bytes = num_bytes
         self._memory: Tensor | None = None
         self._taken: dict[int, int] = {}
-        """The end of each run by its start, in ascending order."""
+        """The end of each allocated range, by its start, in ascending order."""
 
     def take(self, num_bytes: int) -> Tensor | None:
         """Allocate the first free range that is large enough; return None if there is none."""
@@ -130,7 +130,7 @@ class ReceiveBuffers:
         """The buffer of the gradient that each trainer is sending."""
 
     def share(self, trainer: int, memory: SharedBlocks | None) -> None:
-        """Use a trainer's shared memory for its gradients; for None, use the server's own buffers."""
+        """Use shared memory for a trainer's gradients or, if `memory` is None, the server's own buffers."""
         with self.changed:
             self.forget(trainer)
             if memory is not None:

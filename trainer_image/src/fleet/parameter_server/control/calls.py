@@ -41,7 +41,7 @@ Piece = TypeVar("Piece")
 Arriving = TypeVar("Arriving", covariant=True)
 
 CHUNK_BYTES: Final = 1 << 20
-"""The largest part of a tensor or a file in one message, in bytes."""
+"""The maximum size in bytes of the part of a tensor or file that one message carries."""
 _LOOK_SECONDS: Final = 1.0
 _REFUSALS: Final = frozenset(
     {grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.ALREADY_EXISTS}
@@ -98,7 +98,7 @@ def error_of(endpoint: str, error: grpc.RpcError) -> FleetError:
 
 
 class Pending(Generic[Reply]):
-    """The reply to a call as a future, so that calls to many servers can run concurrently.
+    """A future for the reply to a call, so that calls to many servers can run concurrently.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ class Pending(Generic[Reply]):
         self._describe = describe
 
     def arrives_within(self, seconds: float) -> bool:
-        """Wait for the reply up to a time limit; return True if it or an error arrived."""
+        """Wait for the reply up to a time limit; return True if the reply or an error has arrived."""
         try:
             self._future.exception(timeout=seconds)
         except grpc.FutureTimeoutError:
@@ -151,7 +151,7 @@ class StreamCall(Protocol[Arriving]):
 
 
 class Stream(Generic[Piece]):
-    """The messages of one streaming call, which can be closed early.
+    """The messages of one streaming call; `close` ends the call early.
 
     Parameters
     ----------

@@ -23,12 +23,12 @@ Options = Sequence[tuple[str, int | str]]
 _CHANNEL_OPTIONS: Final = (
     # gRPC would use a proxy of the environment (http_proxy), which seldom reaches the pods of a job.
     ("grpc.enable_http_proxy", 0),
-    # By gRPC's own settings, a channel would wait up to two minutes before it tries a server that has come
-    # back.
+    # With gRPC's defaults, a channel would wait up to two minutes before it tries to reach a server that is
+    # running again.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 2000),  # also an attempt's timeout; a busy server may need it
     ("grpc.max_reconnect_backoff_ms", 1000),
-    # Replies may exceed gRPC's default of 4 MiB: that of a reduction has up to 16 MiB.
+    # Replies may exceed gRPC's default of 4 MiB: the reply to a reduction has up to 16 MiB.
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
 )
@@ -43,7 +43,7 @@ def open_channel(
     options: Options = (),
     certificates: Certificates | None = None,
 ) -> grpc.Channel:
-    """Open a channel to a parameter server; if the job has a key, each call carries a proof of it."""
+    """Open a channel to a parameter server; each call carries a proof of the job's key, if there is one."""
     options = [*_CHANNEL_OPTIONS, *options]
     if certificates is None:
         channel = grpc.insecure_channel(endpoint, options=options)
@@ -78,7 +78,7 @@ def _configuration(loaded: Loaded) -> grpc.ServerCertificateConfiguration:
 
 
 class ServerStub:
-    """The gRPC stub for a server's control service, which always uses the current certificates.
+    """A gRPC stub for a server's control service; each new call uses the current certificates.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ class ServerStub:
             channel.close()
 
     def _open(self) -> control_pb2_grpc.ParameterServerStub:
-        """Open a new channel. Pending calls keep using the previous one, until the next replacement."""
+        """Open a new channel. Pending calls continue on the previous one, which the next `_open` closes."""
         if self._certificates is not None:
             self._opened_with = self._certificates.current()
         self._channels.append(open_channel(self._endpoint, self._prover, self._options, self._certificates))

@@ -82,7 +82,7 @@ class CheckpointClient:
         return self._pending(self._stub.now.Save.future(request, timeout=timeout_seconds))
 
     def written(self, save: str, timeout_seconds: float) -> Pending[control_pb2.WrittenReply]:
-        """Ask for the files of a save; the server replies when they are durable."""
+        """Ask whether the files of a save are durable; if so, the reply has their records."""
         request = control_pb2.WrittenRequest(trainer=self._trainer, save=save)
         return self._pending(self._stub.now.Written.future(request, timeout=timeout_seconds))
 
@@ -129,7 +129,9 @@ class CheckpointClient:
 
 
 class CheckpointServicer(control_pb2_grpc.ParameterServerServicer):
-    """The server's handlers for the calls of `CheckpointClient`, and for writing values.
+    """The server's handlers for the calls of `CheckpointClient`, and for `ControlClient.write`.
+
+    Each handler calls a method of `ShardCheckpointer`, and ends the gRPC call with a status if that fails.
 
     Parameters
     ----------
@@ -142,55 +144,55 @@ class CheckpointServicer(control_pb2_grpc.ParameterServerServicer):
     def Save(  # noqa: N802 - gRPC's name
         self, request: control_pb2.SaveRequest, context: grpc.ServicerContext
     ) -> control_pb2.SaveReply:
-        """Handle a call to save; see `ShardCheckpointer.save`."""
+        """Copy the shard for a save, and start writing the copy."""
         return answer(context, lambda: self._checkpoints.save(request))
 
     def Written(  # noqa: N802 - gRPC's name
         self, request: control_pb2.WrittenRequest, context: grpc.ServicerContext
     ) -> control_pb2.WrittenReply:
-        """Handle a call for the files of a save; see `ShardCheckpointer.written`."""
+        """Return the records of a save's files, or reply that the files are not written yet."""
         return answer(context, lambda: self._checkpoints.written(request))
 
     def Commit(  # noqa: N802 - gRPC's name
         self, request: control_pb2.CommitRequest, context: grpc.ServicerContext
     ) -> control_pb2.CommitReply:
-        """Handle a call to commit a save; see `ShardCheckpointer.commit`."""
+        """Write the manifest of a save, or remove the files that the save replaced."""
         return answer(context, lambda: self._checkpoints.commit(request))
 
     def Checkpoints(  # noqa: N802 - gRPC's name
         self, request: control_pb2.CheckpointsRequest, context: grpc.ServicerContext
     ) -> control_pb2.CheckpointsReply:
-        """Handle a call to list checkpoints; see `ShardCheckpointer.numbers`."""
+        """Remove and list the numbered checkpoints of a folder."""
         return answer(context, lambda: self._checkpoints.numbers(request))
 
     def Load(  # noqa: N802 - gRPC's name
         self, request: control_pb2.LoadRequest, context: grpc.ServicerContext
     ) -> control_pb2.LoadReply:
-        """Handle a call to load a checkpoint; see `ShardCheckpointer.load`."""
+        """Load a checkpoint, and return its name."""
         return answer(context, lambda: self._checkpoints.load(request))
 
     def Part(  # noqa: N802 - gRPC's name
         self, request: control_pb2.PartRequest, context: grpc.ServicerContext
     ) -> control_pb2.PartReply:
-        """Handle an upload of trainer 0's part; see `ShardCheckpointer.upload_part`."""
+        """Store an uploaded chunk of trainer 0's part for the next save."""
         return answer(context, lambda: self._checkpoints.upload_part(request))
 
     def FoundPart(  # noqa: N802 - gRPC's name
         self, request: control_pb2.FoundPartRequest, context: grpc.ServicerContext
     ) -> control_pb2.FoundPartReply:
-        """Handle a download of trainer 0's part; see `ShardCheckpointer.download_part`."""
+        """Return a chunk of trainer 0's part of the loaded checkpoint."""
         return answer(context, lambda: self._checkpoints.download_part(request))
 
     def Status(  # noqa: N802 - gRPC's name
         self, request: control_pb2.StatusRequest, context: grpc.ServicerContext
     ) -> control_pb2.StatusReply:
-        """Handle a trainer's status; see `ShardCheckpointer.set_status`."""
+        """Store the script status of a trainer for later checkpoints."""
         return answer(context, lambda: self._checkpoints.set_status(request))
 
     def Write(  # noqa: N802 - gRPC's name
         self, request: control_pb2.WriteRequest, context: grpc.ServicerContext
     ) -> control_pb2.WriteReply:
-        """Handle a call to write a value; see `ShardCheckpointer.write`."""
+        """Replace the value of a block."""
         return answer(context, lambda: self._checkpoints.write(request))
 
 
@@ -267,7 +269,7 @@ def _pieces_of(block: int, tensors: Mapping[str, Tensor], entries: str) -> Itera
 def _tensors_in(
     pieces: Iterable[control_pb2.StatePiece],
 ) -> Iterator[tuple[control_pb2.StatePiece, Tensor]]:
-    """Yield each tensor with its last message, and an empty tensor with each other message of entries."""
+    """Yield each tensor with its last message, and an empty tensor with each message that has entries."""
     data = bytearray()
     for piece in pieces:
         data += piece.data

@@ -21,7 +21,7 @@ from fleet.plan.placement import Part, Placement
 __all__ = ["ControlClient", "read_placement"]
 
 _NO_RETRY: Final = frozenset({"Heartbeat", "Norm"})
-"""Calls that gRPC must not retry: a late heartbeat is useless, and the sender of a norm retries itself."""
+"""Calls that gRPC must not retry: a late heartbeat is useless, and `PeerServers` itself retries norms."""
 _FRESH_SECONDS: Final = 20.0
 """The time for which a call may wait for its server before the call is repeated with a fresh proof."""
 _LOOK_SECONDS: Final = 0.5
@@ -60,7 +60,7 @@ class ControlClient:
         self._stub = ServerStub(endpoint, prover, _retrying(retry_times), certificates)
         self._describe = partial(error_of, endpoint)
         self.checkpoints = CheckpointClient(self._stub, self._trainer, self._describe)
-        """The calls about checkpoints."""
+        """The client for checkpoint calls."""
 
     def join(
         self,
@@ -172,7 +172,7 @@ class ControlClient:
 
 
 def _retrying(retry_times: int) -> list[tuple[str, int | str]]:
-    """Return channel options that make gRPC retry calls that fail with UNAVAILABLE."""
+    """Return the channel options with which gRPC retries calls that fail with UNAVAILABLE."""
     if retry_times == 0:
         return [("grpc.enable_retries", 0)]
     service = control_pb2.DESCRIPTOR.services_by_name["ParameterServer"]

@@ -2,9 +2,10 @@
 
 gRPC accepts any number of connections from any host, uses descriptors and memory for each, and does not
 reveal which connection a call uses until the call is served. Therefore, if the job has a key, gRPC listens on
-a loopback address, and this module relays connections from the server's endpoint to it. Only a few
-connections may be open on which no call has proved the key; the number of proved connections is not limited.
-One thread does all of this, so a surplus connection is closed before the next one is accepted.
+a loopback address, and this module relays connections from the server's endpoint to that
+address. Only a few connections may be open on which no call has proved the key; the number of proved
+connections is not limited. One thread does all of this, so a surplus connection is closed before the next one
+is accepted.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ __all__ = ["LOOPBACK", "Front"]
 
 LOOPBACK: Final = "127.0.0.1"
 _AT_ONCE: Final = 64
-"""The number of connections accepted in a row before open connections are served."""
+"""The maximum number of connections to accept before open connections are served again."""
 _PAUSE_SECONDS: Final = 0.1
 """The pause before the next accept if no file descriptor was free."""
 _CLOSE_SECONDS: Final = 5.0
@@ -36,9 +37,9 @@ class _Guest:
         self.connected = connected
         self.host = host
         self.pair: Pair | None = None
-        """The connection's relay to gRPC, once the connection has sent a byte."""
+        """The relay between the peer and gRPC; None until the peer has sent a byte."""
         self.peer = ""
-        """The name of the connection in gRPC, once it is relayed."""
+        """The peer name that gRPC uses for the connection; empty until the connection is relayed."""
 
 
 class Front:

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Details(NamedTuple):
-    """The details of a call that gRPC's interceptors expect."""
+    """The details of a call, in the form that gRPC's interceptors expect."""
 
     method: str
     timeout: float | None
@@ -181,7 +181,7 @@ def _health(
 
 
 class _Pooled:
-    """A handler with its own thread pool, in the attribute from which gRPC reads it."""
+    """A handler with its own thread pool, which gRPC reads from the attribute `experimental_thread_pool`."""
 
     def __init__(self, pool: ThreadPoolExecutor, behavior: Callable[..., Any]) -> None:
         self.experimental_thread_pool = pool

@@ -96,7 +96,7 @@ class Heartbeat:
             self._thread.join()
 
     def connection_lost(self, server: int, error: FleetError) -> None:
-        """Record the loss of a server's data connection; heartbeats now show whether the server is alive."""
+        """Record that a server's data connection broke; heartbeats then show whether the server is alive."""
         self._peers[server].lost = error
         self._wake.set()
 
@@ -196,7 +196,7 @@ class TableTotals:
         self._latest: dict[int, tuple[control_pb2.TableStatistics, ...]] = {}
 
     def take(self, server: int, tables: Iterable[control_pb2.TableStatistics]) -> None:
-        """Replace the statistics that one server has reported."""
+        """Store the latest statistics of one server, which replace its earlier ones."""
         self._latest[server] = tuple(tables)
 
     def total(self) -> list[dict[str, str | int | float]]:

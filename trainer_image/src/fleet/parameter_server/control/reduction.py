@@ -60,7 +60,7 @@ class Contribution:
             )
 
     def array(self) -> npt.NDArray[np.generic]:
-        """Return the numbers as an array."""
+        """Return the contribution as a NumPy array."""
         return np.frombuffer(self.data, dtype=self.dtype).reshape(self.shape)
 
 
@@ -75,20 +75,20 @@ class Reductions:
     _bases: dict[int, int] = field(default_factory=dict)
     _given: dict[int, Contribution] = field(default_factory=dict)
     result: bytes = b""
-    """The bytes of the last reduction."""
+    """The result of the last reduction, as the bytes of an array."""
 
     def admit(self, trainer: int) -> None:
-        """Add a trainer that has joined; its first reduction is the one in progress."""
+        """Add a trainer that has joined; the reduction in progress is the trainer's first."""
         self._bases[trainer] = self.passed
         self._given.pop(trainer, None)
 
     def contribute(self, trainer: int, before: int, given: Contribution, live: Collection[int]) -> int:
-        """Add a trainer's contribution to its next reduction, after `before` earlier ones.
+        """Add a trainer's contribution to the reduction that follows the trainer's `before` earlier ones.
 
         Returns
         -------
         int
-            The number of that reduction, which is complete once `passed` has reached this number.
+            The number of this reduction, which is complete once `passed` has reached this number.
 
         Raises
         ------

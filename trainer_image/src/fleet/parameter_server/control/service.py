@@ -33,7 +33,7 @@ _STOP_SECONDS: Final = 1.0
 _STALLED_SECONDS: Final = 180.0
 _MOST_BYTES: Final = 256 << 20
 _LARGE: Final = frozenset({"Status", "Commit", "Write", "Reduce"})
-"""Methods whose messages carry tensors of a trainer, or the names of all its tensors."""
+"""Methods whose messages carry tensors from a trainer, or the names of all tensors of a model."""
 
 
 class ControlBackend(Protocol):
@@ -188,7 +188,7 @@ class ControlService:
 
 
 class _Servicer(CheckpointServicer):
-    """The handlers for all control calls except the checkpoint calls."""
+    """The handlers for all control calls; the base class handles the checkpoint calls."""
 
     def __init__(self, backend: ControlBackend, stalled_seconds: float) -> None:
         super().__init__(backend.checkpoints)

@@ -1,4 +1,4 @@
-"""The state of a sync step that spans trainers and servers: participants, hyper-parameters and norms.
+"""The shared state of a sync step: its participants, hyper-parameters and norms.
 
 This module does no I/O. Every server adds the parts of a norm in the same order, so that all servers clip by
 the same factor and runs are bitwise reproducible.
@@ -54,7 +54,7 @@ class Participants:
         self.attempts[trainer] = attempt
 
     def begin(self, trainer: int, step: int, hyper_parameters: HyperParameters, lowest_step: int = 0) -> None:
-        """Record the hyper-parameters of a trainer's step, and drop those before `lowest_step`.
+        """Record the hyper-parameters of a trainer's step, and drop those of steps before `lowest_step`.
 
         Raises
         ------
@@ -105,7 +105,7 @@ class KnownNorm:
     step: int
     norm: NormPlan
     coefficient: float
-    """The factor that clips the gradients."""
+    """The factor by which gradients are multiplied to clip them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class _Parts:
 
 
 class NormBook:
-    """The norms that cover blocks of one server, while their parts arrive.
+    """Collects the parts of each norm that covers blocks of one server.
 
     Parameters
     ----------
@@ -149,7 +149,7 @@ class NormBook:
         self._parts: dict[tuple[int, str], _Parts] = {}
 
     def add(self, step: int, block: int, sum_of_squares: float) -> KnownNorm | None:
-        """Add the sum of squares of one block of this server.
+        """Add the sum of squares of the gradient of one of this server's blocks.
 
         Returns
         -------

@@ -145,7 +145,7 @@ class TrainerSteps:
         self._next[trainer][part] = max(self._next[trainer][part], step + 1)
 
     def origin(self, trainer: int, step: int) -> Origin:
-        """Return the trainer and step that a gradient comes from."""
+        """Return the origin of a gradient: its trainer, the trainer's attempt, and the step."""
         return Origin(trainer, self._attempts[trainer], step)
 
 
@@ -217,7 +217,7 @@ class ImmediateServer(ServerMode):
     def admit(self, trainer: int, attempt: int = 0) -> None:
         """Reset the state of a trainer that joins; gradients of its earlier process remain applied."""
         if not self._adds_rows:
-            with self._unsent_lock:  # changes from here on: a trainer looks up all rows after joining
+            with self._unsent_lock:  # no earlier changes: the trainer looks up all rows after joining
                 for table in self._tables.names:
                     if self._tables.held_by_trainers(table):
                         self._unsent[trainer, table] = []
@@ -243,7 +243,7 @@ class ImmediateServer(ServerMode):
         self._steps.hyper[trainer] = hyper_parameters
 
     def gradient(self, trainer: int, block: int, step: int) -> Sequence[Answer]:
-        """Apply a gradient, unless the trainer sent the same one before it restarted.
+        """Apply a gradient, unless it was already applied before the trainer restarted.
 
         Raises
         ------
@@ -252,8 +252,8 @@ class ImmediateServer(ServerMode):
         """
         try:
             if self._steps.is_due(trainer, block, step):
-                # Applied in the buffer itself: until this frame has been used, its connection receives
-                # nothing into it.
+                # The gradient is applied directly from its receive buffer, which its connection does not
+                # overwrite before this frame has been processed.
                 gradient = self._shard.buffers.landing(trainer).tensor
                 origin, hyper = self._steps.origin(trainer, step), self._steps.hyper[trainer]
                 seen = self._seen.of(trainer, block) if self._seen is not None else None
@@ -265,7 +265,7 @@ class ImmediateServer(ServerMode):
         return [self._answer(trainer, block)] if self._answers_gradients else []
 
     def row_gradient(self, trainer: int, table: int, step: int, gradient: RowGradients) -> Sequence[Answer]:
-        """Apply a gradient of rows, unless the trainer sent the same one before it restarted.
+        """Apply a gradient of rows, unless it was already applied before the trainer restarted.
 
         Raises
         ------
@@ -293,7 +293,7 @@ class ImmediateServer(ServerMode):
         return self._tables.rows(table, ids)
 
     def end(self, trainer: int, step: int, absent: Sequence[int]) -> Sequence[Answer]:
-        """End a trainer's step; return the answers, including those for blocks without a gradient.
+        """End a trainer's step; return the answers for the `absent` blocks, which have no gradient.
 
         Raises
         ------
@@ -323,7 +323,7 @@ class ImmediateServer(ServerMode):
         return [self._answer(trainer, block) for block in absent] if self._answers_gradients else []
 
     def complete(self, trainer: int) -> Sequence[Answer]:
-        """Do nothing, because no trainer waits for another."""
+        """Discard the trainer's list of changed rows. No answers are due, because no trainer waits."""
         with self._unsent_lock:
             for key in [key for key in self._unsent if key[0] == trainer]:
                 del self._unsent[key]
@@ -346,7 +346,7 @@ class ImmediateServer(ServerMode):
         return Answer(block, self._steps.parts(trainer)[block], (trainer,))
 
     def _changed_rows(self, trainer: int, table: int, ids: NDArray[np.int64]) -> memoryview:
-        """Return the rows in `ids`, and all others changed since the last answer to this trainer."""
+        """Return the rows in `ids`, and all other rows changed since the last answer to this trainer."""
         with self._unsent_lock:
             for (_, of), unsent in self._unsent.items():
                 if of == table:

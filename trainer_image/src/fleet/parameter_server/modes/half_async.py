@@ -77,7 +77,10 @@ class HalfAsync(Mode):
 
 @dataclass(frozen=True)
 class MergedStep:
-    """Several steps merged into one, with the number and hyper-parameters of the last step."""
+    """Several steps merged into one, which has the number of the last step.
+
+    The hyper-parameters are those of the last step that has gradients.
+    """
 
     step: int
     hyper_parameters: HyperParameters
@@ -111,7 +114,7 @@ class GradientQueues:
         self._lock = threading.Lock()
 
     def put(self, block: PlannedBlock, step: int, payload: memoryview) -> None:
-        """Enqueue a copy of a block's gradient, to be sent after its step is `complete`."""
+        """Enqueue a copy of a block's gradient, to be sent after `complete` is called for its step."""
         with self._lock:
             free = self._free[block.id]
             copy = free.pop() if free else torch.empty(block.shape, dtype=dtype_of(block.dtype))
@@ -189,7 +192,7 @@ class Progress:
     adopted: int = 0
     """The number of steps included in the parameters."""
     landed: bool = False
-    """Whether values have arrived that have not been adopted."""
+    """Whether the values that arrived last must still be copied into the parameters."""
 
     @property
     def awaits_values(self) -> bool:

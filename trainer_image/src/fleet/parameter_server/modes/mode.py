@@ -78,7 +78,7 @@ class Missing:
     step: int
     trainers: tuple[int, ...]
     block: str
-    """The name of a block whose gradient is missing, or of another missing object."""
+    """The name of the block or table whose gradient is missing, or of the norm that lacks parts."""
     servers: tuple[int, ...] = ()
     """The servers that have not sent their part of a norm."""
 
@@ -91,24 +91,24 @@ class Missing:
 
 
 class ServerMode(Protocol):
-    """The server side of a mode: decides when blocks and tables are updated, and who gets an answer.
+    """The server side of a mode: decides when blocks and tables are updated, and which trainers are answered.
 
     The server's threads call these methods concurrently, but calls about the same trainer one after the
     other. No method may wait for another trainer.
     """
 
     defers: ClassVar[bool] = False
-    """Whether `advance` uses the gradients; the server may call it on another thread."""
+    """Whether gradients are applied in `advance`, which the server may call on another thread."""
 
     @property
     def step(self) -> int:
-        """The number of steps completed; in sync mode, the steps that all blocks have completed."""
+        """The number of completed steps; in sync mode, those that all blocks and tables have completed."""
 
     def step_of(self, trainer: int) -> int:
         """Return a trainer's next step, from which it continues after a restart."""
 
     def resume(self, step: int) -> None:
-        """Continue from the step of a checkpoint; called before any trainer sends a gradient."""
+        """Set the number of completed steps to a checkpoint's; called before any trainer sends a gradient."""
 
     def resume_each(self, steps: Mapping[int, int]) -> None:
         """Set the next step of each given trainer, after `resume`; does nothing by default."""
@@ -170,7 +170,7 @@ class ServerMode(Protocol):
         return ()
 
     def arrived_bytes(self, table: int, num_bytes: int) -> int | None:
-        """Return the size of the row gradients that `advance` would apply now, or None if it cannot.
+        """Return the size of the row gradients that `advance` would apply now, or None if there are none.
 
         The server calls `advance` on another thread if they are large. Called after each `row_gradient` with
         the size of this gradient, which is the default.
@@ -195,7 +195,7 @@ class ServerMode(Protocol):
         """End a trainer's step, in which the trainer has no gradient for the `absent` blocks."""
 
     def complete(self, trainer: int) -> Sequence[Answer]:
-        """Continue without a trainer that has completed or was lost."""
+        """Stop waiting for a trainer that has completed or was lost; return the answers to send now."""
 
     def norm(self, part: NormPart) -> Sequence[Answer]:
         """Add another server's part of a norm; return the answers to send now.
@@ -299,10 +299,10 @@ class LocalRows(Protocol):
 
     @property
     def must_leave(self) -> bool:
-        """True if the changes must be sent now, because another step may make them too many for one frame."""
+        """True if the changes must be sent now, because after another step they may exceed one frame."""
 
     def leaving(self) -> OfRows:
-        """Return, by table, the changes since the last call."""
+        """Return the changes of rows since the last call, by table."""
 
     def arrived(self) -> None:
         """Add the other trainers' changes to the copies, based on the rows received from the servers."""
@@ -317,7 +317,7 @@ class Session(Protocol):
     plan: TrainerPlan
     """The blocks, the trainers and the servers of the job."""
     store: "ParameterStore"
-    """The parameters, and the memory in which values land."""
+    """The parameters, and the memory for values that arrive from the servers."""
     step: int
     """The number of steps that this trainer has made; `advance` increments it."""
 
@@ -333,7 +333,7 @@ class Session(Protocol):
         """Count a completed step."""
 
     def expect_values(self) -> None:
-        """Register the expected answers, one for each block, before sending the request."""
+        """Register one expected answer for each block; call this before the request or gradients are sent."""
 
     def begin_step(self, hyper_parameters: HyperParameters) -> None:
         """Announce a step and its hyper-parameters, before its first gradient."""
@@ -487,7 +487,7 @@ class CrossStepTrainer(TrainerMode):
         for block in session.plan.blocks:
             self._blocks.setdefault(block.param, []).append(block.id)
         self._outstanding: set[str] = set()
-        """Parameters for which the latest values have not been adopted yet."""
+        """Parameters into which the latest values have not been copied yet."""
         self._stale: frozenset[str] = frozenset()
         """Parameters that no layer has used in the forward pass of the current step."""
 
@@ -560,7 +560,7 @@ class CrossStepTrainer(TrainerMode):
         self._handles.clear()
 
     def _adopt_hook(self, names: Sequence[str]) -> Callable[..., None]:
-        """Return a hook that waits for the new values of some parameters and copies them in."""
+        """Return a hook that waits for new values of some parameters, and copies the values into them."""
 
         def adopt(*_: Any) -> None:
             outstanding = self._outstanding.intersection(names)

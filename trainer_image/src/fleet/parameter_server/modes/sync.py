@@ -93,7 +93,7 @@ class _Round:
     again: set[int] = field(default_factory=set)
     """Restarted trainers that will resend a gradient that the sum already includes or has omitted."""
     before: Buffer | None = None
-    """The value from before the last step; None if the block still has that value or it no longer exists."""
+    """The value before the last step; None if the step left it unchanged, or if it no longer exists."""
     unchanged: bool = False
     """Whether the last step left the value unchanged."""
 
@@ -142,7 +142,7 @@ class SyncServer(ServerMode):
         """Trainers that have joined but begun no step; they may request values from before the last step."""
         self._averaged_over = self._participants.live
         self._aside: list[Tensor] = []
-        """Memory for values saved during a step, one for each block ever stepped concurrently."""
+        """Memory for values saved during a step: as many tensors as blocks were ever updated concurrently."""
         self._largest_bytes = max(shard.block_bytes.values(), default=0)
 
     @property
@@ -157,7 +157,7 @@ class SyncServer(ServerMode):
         return self.step
 
     def resume(self, step: int) -> None:
-        """Continue from the step of a checkpoint; called before any trainer sends a gradient."""
+        """Set the number of completed steps to a checkpoint's; called before any trainer sends a gradient."""
         with self._changed:
             for round_ in self._rounds.values():
                 round_.step = step
@@ -167,8 +167,8 @@ class SyncServer(ServerMode):
         """Reset the state of a trainer that joins; drop its old gradients that are not in a sum yet.
 
         A gradient that a sum includes stays in the sum, and is dropped when the trainer resends it. If the
-        earlier process announced that it had no gradient for a block, and the sum already includes gradients
-        of higher trainers, a gradient for this block is also dropped.
+        earlier process announced that it had no gradient for a block, and the block's sum has begun, a
+        gradient for this block is also dropped.
         """
         with self._changed:
             self._wait_for(
@@ -260,11 +260,11 @@ class SyncServer(ServerMode):
             return self._repeated(trainer, block, step)
 
     def row_gradient(self, trainer: int, table: int, step: int, gradient: RowGradients) -> Sequence[Answer]:
-        """Store a gradient of a table's rows; see `SyncTables.gradient`."""
+        """Store a gradient of a table's rows until all gradients of the step have arrived."""
         return self._tables.gradient(trainer, table, step, gradient)
 
     def advance(self, number: int, *, of_table: bool = False) -> Sequence[Answer]:
-        """Add gradients to the sum of a block or table, and update it when the sum is complete."""
+        """Add arrived gradients to the sum of a block or table; once the sum is complete, apply the sum."""
         if of_table:
             return self._tables.advance(number)
         try:
@@ -274,7 +274,7 @@ class SyncServer(ServerMode):
             raise
 
     def arrived_bytes(self, table: int, num_bytes: int) -> int | None:
-        """Return the size of all gradients of a table's step; see `SyncTables.arrived_bytes`."""
+        """Return the size of all gradients of a table's step, or None if the table cannot be updated now."""
         del num_bytes
         return self._tables.arrived_bytes(table)
 
@@ -321,7 +321,7 @@ class SyncServer(ServerMode):
         return answers
 
     def complete(self, trainer: int) -> Sequence[Answer]:
-        """Continue without a trainer that has completed."""
+        """Stop waiting for a trainer that has completed; return the answers to send now."""
         with self._changed:
             self._participants.live -= {trainer}
             self._returning.discard(trainer)
@@ -387,7 +387,7 @@ class SyncServer(ServerMode):
         """Drop a gradient that a trainer sent before it restarted, so that the trainer can send it again."""
         if (landed := round_.landed.pop(trainer, None)) is not None:
             self._buffers.release(landed)
-        # A sum of this gradient alone begins again. From a larger sum it cannot be taken out to the bit.
+        # A sum of this gradient alone begins again. From a larger sum it cannot be subtracted exactly.
         if round_.summed.keys() == {trainer} and not round_.busy and round_.total is not None:
             self._buffers.release(round_.total)
             round_.total = None
@@ -438,7 +438,7 @@ class SyncServer(ServerMode):
         )
 
     def _check_recent(self, trainer: int, block: int, step: int) -> None:
-        """Raise an error if a trainer is more than one step behind, as when a checkpoint was loaded late."""
+        """Raise an error if a trainer is more than one step behind, as after a late load of a checkpoint."""
         if step < (now := self._rounds[block].step) - 1:
             raise RemoteProtocolError(
                 f"trainer {trainer} is at step {step} of {self._shard.blocks[block].name}, expected step "
@@ -447,7 +447,7 @@ class SyncServer(ServerMode):
             )
 
     def _wait_for(self, done: Callable[[], bool], name: str) -> None:
-        """Wait until no other thread is using a block."""
+        """Wait until `done` returns True; raise an error if a step has failed or takes too long."""
         failed = self._store.failed
         if not self._changed.wait_for(lambda: done() or failed.error is not None, STEP_SECONDS):
             raise DeadlineExceededError(f"{name} has not been stepped within {STEP_SECONDS:g} s")
@@ -456,7 +456,7 @@ class SyncServer(ServerMode):
     # The methods below are called without the lock.
 
     def _step_clipped(self, known: KnownNorm) -> list[Answer]:
-        """Clip and update this server's blocks that a norm covers."""
+        """Clip the gradients of this server's blocks that a norm covers, and update these blocks."""
         answers: list[Answer] = []
         try:
             for block in known.norm.blocks:
@@ -472,7 +472,7 @@ class SyncServer(ServerMode):
         return answers
 
     def _fail(self, error: BaseException) -> None:
-        """Record and raise the error of a step, which no thread will retry."""
+        """Record the error of a failed step, which is not retried; raise the error for all trainers."""
         with self._changed:
             failure = self._store.failed.note(error)
             self._changed.notify_all()

@@ -49,7 +49,7 @@ class _Round:
     before: RowGradients | None = None
     """The rows that the last step changed, with their previous values; None before the first step."""
     ahead: dict[int, list[NDArray[np.int64]]] = field(default_factory=dict)
-    """For each trainer, the ids of the next step that the trainer has looked up before this step was made."""
+    """For each trainer, the ids that it looked up for the next step before this step was complete."""
 
 
 class SyncTables:
@@ -69,12 +69,12 @@ class SyncTables:
         self._participants = participants
         self._agreeing = agreeing
         self._changed = {number: threading.Condition() for number in store.names}
-        """The lock of each table's round."""
+        """The condition variable that guards the progress of each table."""
         self.rounds = {number: _Round() for number in store.names}
         """The progress of each table; empty if the server has no tables."""
 
     def resume(self, step: int) -> None:
-        """Continue from the step of a checkpoint."""
+        """Set the number of completed steps of every table to a checkpoint's."""
         for round_ in self.rounds.values():
             round_.step = step
 

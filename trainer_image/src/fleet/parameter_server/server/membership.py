@@ -45,12 +45,12 @@ _AWAITED: Final = {
 _MOST_AT_FIRST: Final = 1 << 24
 """The highest attempt allowed at a first join: more than half a year of restarts, one per second."""
 _SPARE: Final = 1000
-"""The attempts allowed beyond one restart per second, because a server's clock stops while it is frozen."""
+"""The attempts allowed beyond one restart per second, because the clock stops while the server is frozen."""
 
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """A live trainer that is absent: it has not joined, lost its connection or sends no heartbeats."""
+    """A live trainer that is absent: it has not joined, has lost its connection, or sends no heartbeats."""
 
     trainer: int
     since: float
@@ -100,7 +100,7 @@ class Membership:
 
     def __init__(self, num_trainers: int, settings: Settings, started: float) -> None:
         self._members = {trainer: _Member() for trainer in range(num_trainers)}
-        """The members by index, in ascending order at first."""
+        """The members by index, in ascending order."""
         self._most = settings.max_trainers or num_trainers
         self._settings = settings
         self._started = started

@@ -22,16 +22,16 @@ from typing import Final
 __all__ = ["LEAST_BYTES", "Overrun", "Pacing", "receive_bytes"]
 
 LEAST_BYTES: Final = 1 << 16
-"""The smallest gradient for which a thread of the pool is woken."""
+"""The smallest size in bytes of a gradient that the pool processes, rather than the event loop's thread."""
 # Bytes that the kernel has received cannot be held back; with its automatic tuning, they may be megabytes.
 _RECEIVE_BYTES: Final = 1 << 19
 # Pacing guesses which trainers are sending; a wrong guess costs at most this time.
 _PATIENCE_SECONDS: Final = 0.5
 _LOOK_SECONDS: Final = 0.02
 _GAP_SECONDS: Final = 0.05
-"""The time since a trainer's last frame after which it counts as not sending; it may be computing."""
+"""The time after its last frame at which a trainer no longer counts as sending; it may be computing."""
 _FRAME_SECONDS: Final = 1.0
-"""The time within one frame after which its trainer counts as not sending, because it is blocked itself."""
+"""The duration of a frame after which the trainer no longer counts as sending, because it is blocked."""
 _log = logging.getLogger(__name__)
 
 
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 class _Sender:
     step: int = -1
     taken_bytes: int = 0
-    """The bytes of the step that have been received."""
+    """The number of bytes of the current step that have been received."""
     until: float | None = None
     """The time until which the current frame may wait; None if it does not wait."""
     began: float | None = None

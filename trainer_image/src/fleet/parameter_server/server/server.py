@@ -2,8 +2,8 @@
 
 Threads: gRPC's own for control calls; one per listener that accepts data connections, and one for each
 handshake; one that serves the data connections of all trainers; and a pool with one thread per core, at least
-two, which sums and steps large blocks. The thread that called `serve` is the watchdog: it logs what the
-server waits for, and enforces the deadlines.
+two, which sums large gradients and updates their blocks. The thread that called `serve` is the watchdog: it
+logs what the server waits for, and enforces the deadlines.
 """
 
 import logging
@@ -45,7 +45,7 @@ __all__ = ["Server"]
 
 _LOOK_SECONDS: Final = 0.5
 _MESSAGE_BYTES: Final = 256 << 20
-"""The largest message of the control service, unless twice the largest block is larger."""
+"""The size limit of a control message, unless twice the size of the largest block is larger."""
 _log = logging.getLogger(__name__)
 
 
@@ -222,7 +222,7 @@ class Server:
 
     @property
     def completed_attempts(self) -> Mapping[int, int]:
-        """The attempt in which each trainer completed; an empty mapping until all have completed."""
+        """The attempt in which each trainer completed; empty while any trainer is live."""
         membership = self._trainers.membership
         return {} if membership.live else {each: membership.attempt(each) for each in membership.completed}
 

@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 _LOOK_SECONDS: Final = 1.0
 """The longest time for which a call waits for files that are being written."""
 _SAVE_NAME: Final = re.compile(r"[0-9A-Za-z]{1,64}")
-"""A valid name of a save, which becomes part of file names."""
+"""The pattern of a save's name, which becomes part of file names."""
 
 
 class ShardCheckpointer:
@@ -92,12 +92,12 @@ class ShardCheckpointer:
         """The latest step and status of each trainer other than 0."""
         self._bases = _Bases()
         self._save = ""
-        """The latest save."""
+        """The name of the latest save."""
         self._files: Future[list[FileRecord]] = Future()
-        """The files of the latest save, once they are written."""
+        """The records of the latest save's files, available once the files are written."""
         self._files.set_result([])
         self._reply = control_pb2.SaveReply()
-        """The reply to the request of the latest save."""
+        """The reply for the latest save, which is sent again if gRPC repeats the request."""
 
     def save(self, request: control_pb2.SaveRequest) -> control_pb2.SaveReply:
         """Copy the shard, after waiting for the previous save, and start writing the copy.
@@ -187,7 +187,7 @@ class ShardCheckpointer:
         return control_pb2.WrittenReply(done=True, files=[file.to_json() for file in files.result()])
 
     def commit(self, request: control_pb2.CommitRequest) -> control_pb2.CommitReply:
-        """Write the manifest of the latest save or, without a manifest, remove the files it replaced.
+        """Write the manifest of the latest save or, without a manifest, remove the replaced files.
 
         Raises
         ------
@@ -241,7 +241,10 @@ class ShardCheckpointer:
             )
 
     def load(self, request: control_pb2.LoadRequest) -> control_pb2.LoadReply:
-        """Load a checkpoint and return its name; see `ShardLoader.load`."""
+        """Load a checkpoint; return its name, the trainer's next step, and what the trainer may download.
+
+        See `ShardLoader.load`.
+        """
         self._check_may_use(request.trainer, request.directory)
         trainer = request.trainer.id
         found = self._loader.load(request.directory, request.save)
@@ -388,7 +391,7 @@ class _Base:
     directory: Path
     save: str
     updates: int
-    """The number of updates that the table had received."""
+    """The number of updates that the table had received when it was saved."""
 
 
 class _Bases:
@@ -397,7 +400,7 @@ class _Bases:
     def __init__(self) -> None:
         self._committed: dict[int, _Base] = {}
         self._begun: dict[int, _Base] = {}
-        """The bases of the latest save, which may never be committed."""
+        """The bases that the latest save provides if it is committed."""
 
     def updates_since(self, directory: Path) -> dict[int, int]:
         """Return the update count that each table had in its base, for bases in the same folder."""
@@ -444,7 +447,7 @@ def _still_exists(base: _Base) -> bool:
 
 
 def _in_background(save: str, write: Callable[[], list[FileRecord]]) -> Future[list[FileRecord]]:
-    """Write the files of a save in a background thread."""
+    """Write the files of a save in a background thread; return a future for their records."""
     files: Future[list[FileRecord]] = Future()
 
     def run() -> None:

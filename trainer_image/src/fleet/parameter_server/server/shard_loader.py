@@ -1,4 +1,4 @@
-"""Loading a server's shard from a checkpoint, and recording the checkpoint that each trainer knows.
+"""Loading a server's shard from a checkpoint, and recording which trainers were informed of the load.
 
 A checkpoint is loaded before training begins, by the server itself or at a trainer's request. A trainer that
 joined before the load still has the earlier values: it may not begin a step until it has requested the loaded
@@ -72,16 +72,16 @@ class ShardLoader:
         self._begun = False
         """Whether training has begun: a gradient has arrived, or is about to."""
         self._known: dict[int, str] = {}
-        """For each trainer, the loaded checkpoint of which the server has informed it."""
+        """The name of the loaded checkpoint that the server last reported to each trainer."""
         self._loaded: Checkpoint | None = None
         self._folder = self._loaded_from = ""
         self._saved_in = Path()
-        """The folder of the newest of `saved`."""
+        """The directory of the newest save in `saved`."""
         self._damaged: dict[tuple[Path, str], CheckpointError] = {}
         """The errors of earlier reads of checkpoints, by `Checkpoint.key`."""
         self._warned: set[str] = set()
         self._digests: dict[tuple[int, ...], str] = {}
-        """See `Checkpoint.verify`."""
+        """The digests of files that were already verified, for `Checkpoint.verify`."""
 
     @property
     def history(self) -> Sequence[str] | None:
@@ -97,18 +97,18 @@ class ShardLoader:
         self._saved_in = folder
 
     def inform(self, trainer: int) -> tuple[str, int]:
-        """Return the loaded checkpoint and a trainer's next step; record that the trainer knows them."""
+        """Return the loaded checkpoint's name and a trainer's next step; record that the trainer has them."""
         with self._values_lock:
             self._known[trainer] = self.restored
             return self.restored, self._mode.step_of(trainer)
 
     def position(self) -> tuple[str, int]:
-        """Return the loaded checkpoint and the current step, consistent with each other."""
+        """Return the loaded checkpoint's name and the current step, with no load between the two reads."""
         with self._values_lock:
             return self.restored, self._mode.step
 
     def begin_step(self, trainer: int) -> None:
-        """Record that training has begun; reject a trainer that does not know the loaded checkpoint.
+        """Record that training has begun; reject a trainer that was not informed of the loaded checkpoint.
 
         Raises
         ------
@@ -127,7 +127,7 @@ class ShardLoader:
 
     @contextmanager
     def step_to_answer(self, trainer: int, step: int) -> Iterator[int]:
-        """Yield the step whose values answer a trainer's request; no load runs within the block.
+        """Yield the step whose values answer a trainer's request; no load runs during the `with` statement.
 
         A trainer that joined just before a load requests values that no longer exist. It gets the current
         values instead, which is harmless: the trainer must load the checkpoint itself before it may train.

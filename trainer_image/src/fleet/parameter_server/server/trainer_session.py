@@ -37,7 +37,10 @@ __all__ = ["Deliver", "TrainerSession"]
 _log = logging.getLogger(__name__)
 
 Deliver = Callable[["TrainerSession", Frame | End], Work | None]
-"""Receives the frames of a session, and its end; see `transport.connection.Deliver`."""
+"""A callback for each frame of a session, and for the end of each of the session's connections.
+
+See `transport.connection.Deliver`.
+"""
 
 
 @dataclass(slots=True)
@@ -109,7 +112,7 @@ class TrainerSession:
         self.asked = False
         """Whether the trainer has requested values; earlier answers were meant for its previous process."""
         self.hyper: tuple[bytes, HyperParameters] = b"", NO_STEP
-        """The latest hyper-parameters, encoded and decoded: they rarely change."""
+        """The latest hyper-parameters, encoded and decoded; they are decoded only when they change."""
         self._shard = shard
         self._expected = expected
         self._pacing = pacing
@@ -126,7 +129,7 @@ class TrainerSession:
         self.block_bytes = self._codec.block_bytes
         """The size of each block on the wire in bytes."""
         self.row_bytes = shard.tables.row_bytes
-        """The size of each table's rows on the wire in bytes."""
+        """The size of one row of each table on the wire in bytes."""
         self.stream = ResumableStream(
             f"trainer {identity.trainer}",
             Side.SERVER,
@@ -137,7 +140,7 @@ class TrainerSession:
         )
         self.arrivals = Arrivals(self.stream)
         self._shared: SharedBlocks | None = None
-        """The trainer's memory, if it is shared."""
+        """The memory that the trainer shares with the server, or None."""
         self.transport: BlockTransport = StreamTransport(self.stream, self._codec)
         """The transport of blocks, which each handshake may change."""
         self.unread: deque[tuple[int, int]] = deque()

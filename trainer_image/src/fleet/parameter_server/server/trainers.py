@@ -43,7 +43,7 @@ __all__ = ["Serving", "Trainers"]
 _FLOAT_BYTES: Final = 4
 _LEAST_WORKERS: Final = 2
 _ROW_BYTES_PER_ID_BYTE: Final = 8
-"""The bytes of rows that are counted for each byte of a look-up's ids."""
+"""The estimated size of the rows in an answer, in bytes for each byte of the look-up's ids."""
 _OF_TABLES: Final = frozenset({Kind.LOOK_UP, Kind.ROW_GRADIENT})
 _RARE: Final = frozenset({Kind.PULL, Kind.COMPLETE})
 _FLUSH_SECONDS: Final = 10.0
@@ -134,13 +134,13 @@ class Trainers:
         self._pacing = Pacing(lead) if lead is not None else None
         self._loop = EventLoop(max(_LEAST_WORKERS, available_cores()))
         self._step_bytes = dict(shard.block_bytes)
-        """For each block, the bytes that are updated with it: a norm's blocks are updated together."""
+        """For each block, the bytes that one update changes: the blocks of a norm are updated together."""
         for norm in shard.plan.clipping.norms:
             together = sum(shard.block_bytes[block] for block in norm.blocks)
             self._step_bytes |= dict.fromkeys(norm.blocks, together)
         self._largest_bytes = max(self._step_bytes.values(), default=0)
         self._tables_in_pool: list[int] = []
-        """The table of each piece of long work in the pool, which may hold the table's lock."""
+        """The table of each long task in the pool. The task may hold the table's lock."""
         self._overrun = Overrun(mode.step_of, shard.plan.trainers)
         self._hello = Hello(serving.incarnation, len(shard.plan.blocks))
         self._joining = threading.Lock()
