@@ -43,7 +43,7 @@ EARLY = timedelta(seconds=60)
 """How long before its expiry a credential is renewed."""
 
 CHANGING = {"auth-provider", "client-certificate", "tokenFile"}
-"""The fields of a kubeconfig user whose files other programs may change, so that each header is loaded anew."""
+"""The fields of a kubeconfig user whose files other programs may change, so each header is loaded anew."""
 
 DIRECT = "localhost,127.0.0.0/8,::1"
 """The hosts for which the environment's proxies are ignored, as in kubectl."""

@@ -35,7 +35,7 @@ INCIDENT = timedelta(seconds=60)
 
 @dataclass(frozen=True, order=True, slots=True)
 class Replica:
-    """A replica of a job."""
+    """A replica of a job, identified by its role and index."""
 
     role: Role
     index: int
@@ -58,7 +58,7 @@ class RoleLedger:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """The history of a job."""
+    """The history of a job: its restarts, failures, disruptions and completions."""
 
     job_restarts: int = 0
     restarts: int = 0
@@ -307,7 +307,7 @@ class Ledger:
         )
 
     def with_refused(self, refused: Iterable[Replica], ran: Iterable[Replica]) -> Self:
-        """Return the ledger with newly unadmitted replicas added, and earlier ones that have run removed."""
+        """Return the ledger with newly rejected replicas added to its lists, and those that have run removed."""
         refused, ran = frozenset(refused), frozenset(ran)
         roles = {}
         for role, own in self.roles.items():

@@ -316,7 +316,7 @@ def _seen(context: Context) -> Iterator[tuple[Replica, ObservedPod]]:
 
 
 def brings_own_key(job: FleetJob) -> bool:
-    """Return whether a pod template of the job sets the key itself, for example from a Secret."""
+    """Return whether a pod template of the job sets the job's key itself, for example from a Secret."""
     variables = (each for role in job.roles for each in job.template(role).main_container.env or ())
     return any(variable.name in (JOB_KEY, JOB_KEY_FILE) for variable in variables)
 

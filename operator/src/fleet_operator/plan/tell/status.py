@@ -186,7 +186,7 @@ def _role_status(context: Context, role: Role) -> RoleStatus:
 
 
 def _up(context: Context, role: Role) -> int:
-    """Return how many of a role's replicas are running or have completed."""
+    """Return how many of a role's replicas have completed, or are ready (servers) or running (trainers)."""
     if role is Role.PSERVER:
         return context.ready_or_completed(role)
     return sum(context.replicas.runs(each) for each in context.replicas.wanted if each.role is role)
