@@ -125,7 +125,7 @@ class Metrics(Observer):
         self.registry.register(_Watches(failing))
 
     def seen(self, job: FleetJob) -> None:
-        """Initialize the series of a job's namespace to 0; Prometheus ignores an increase from no value to 1."""
+        """Initialize the series of a job's namespace to 0, so that Prometheus sees their first increase."""
         labels = (job.metadata.namespace, str(job.spec.mode))
         self._successful.labels(*labels)
         self._restarted.labels(*labels)

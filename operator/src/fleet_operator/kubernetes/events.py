@@ -47,7 +47,7 @@ class Subject(NamedTuple):
 
 
 class _News(NamedTuple):
-    """An event to be posted; retries keep its name and time."""
+    """An event to be posted, with a name and a time that retries keep."""
 
     job: Subject
     event: Event

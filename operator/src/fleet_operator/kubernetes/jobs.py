@@ -173,7 +173,7 @@ class FleetJobs:
         return Entry(key, uid, version_of(manifest), key, owner_of(manifest), job)
 
     def _tell_invalid(self, manifest: Mapping[str, Any], error: InvalidJob) -> None:
-        """Log an invalid job, and record an event about it, once per generation of the job."""
+        """Record an event about an invalid job once per generation."""
         metadata = manifest["metadata"]
         uid, generation = metadata["uid"], metadata.get("generation", 0)
         if self._invalid.get(uid) == generation:

@@ -1,4 +1,4 @@
-"""The address of the API server and the credentials, from the pod's service account or a kubeconfig.
+"""Reads the API server's address and the credentials from the pod's service account or a kubeconfig.
 
 Users log in by any method that a kubeconfig supports, through the loader of the `kubernetes` package. This
 large package is imported only for a login, and the operator's image does not have it, because a service

@@ -100,7 +100,7 @@ class Target(NamedTuple):
 
 
 def targets(view: ClusterView, now: datetime, is_due: IsDue = lambda *_: True) -> Iterator[Target]:
-    """Return the target of each running job: trainer 0, with its pod's address.
+    """Yield the target of each running job: trainer 0, with its pod's address.
 
     The start time comes from the node's clock, so a pod that starts in the future by our clock is also read.
 

@@ -271,7 +271,7 @@ class Scope:
         self._noticing.tried(went_well=False)  # failing until the watch of its FleetJobs has started
 
     def watches(self) -> Iterator[ListWatch[Any]]:
-        """Return all reflectors of this scope."""
+        """Yield all reflectors of this scope."""
         yield from self.owned.values()
         yield from self.extras.values()
 

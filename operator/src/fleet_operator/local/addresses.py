@@ -123,7 +123,7 @@ def job_ports(job: FleetJob) -> dict[tuple[Role, int], tuple[int, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Addresses or ports that no other local run uses until `release`."""
+    """Addresses or ports that no other local run uses until `release` is called."""
 
     descriptors: tuple[int, ...]
     hosts: tuple[str, ...] = ()

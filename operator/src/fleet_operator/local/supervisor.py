@@ -159,7 +159,7 @@ class Wake:
 
 
 def reap() -> Iterator[tuple[int, int]]:
-    """Return the pid and exit code of each child that has ended."""
+    """Yield the pid and exit code of each child that has ended."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -454,7 +454,7 @@ class Supervisor:
 
 
 def main() -> int:
-    """Supervise a run for the runner at the other end of standard input."""
+    """Supervise a run for the runner at the other end of the socket on standard input."""
     become_subreaper("pod-supervisor")
     runner = socket.socket(fileno=os.dup(0))
     with Path(os.devnull).open() as nothing:

@@ -1,4 +1,4 @@
-"""failurePolicy: the reaction to a set of failures, and the pause before a restart.
+"""Implements failurePolicy: the reaction to a set of failures, and the pause before a restart.
 
 The first rule of failurePolicy.rules that matches a failure decides about it. The pause before a restart is a
 second after a disruption or a first failure, and a minute after many failures. It grows with consecutive

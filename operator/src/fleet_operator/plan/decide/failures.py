@@ -116,7 +116,7 @@ class Failure:
 
     @property
     def counts(self) -> bool:
-        """True if the failure counts against the restart limit."""
+        """True if the failure counts against runPolicy.backoffLimit, unless a rule ignores it."""
         return self.kind not in (Kind.DISRUPTION, Kind.STARTING) and not self.follows
 
     @property

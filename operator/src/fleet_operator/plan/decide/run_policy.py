@@ -1,4 +1,4 @@
-"""The end of a job: successPolicy, and runPolicy's deadlines and cleanup."""
+"""Implements successPolicy, and the deadlines and the cleanup of runPolicy."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def pending_deadline(since: datetime | None, seconds: int | None) -> datetime | 
 
 
 def cleanup_at(state: JobState, completion: datetime, *, any_active: bool) -> datetime:
-    """Return the time from which cleanPodPolicy applies.
+    """Return the time from which cleanPodPolicy applies to a finished job.
 
     After a success, the servers know that every trainer has completed, and are about to exit by themselves.
     The same may hold for trainers that do not count. After a failure, no replica has anything left to do.

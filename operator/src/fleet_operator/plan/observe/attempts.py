@@ -307,7 +307,7 @@ class Ledger:
         )
 
     def with_refused(self, refused: Iterable[Replica], ran: Iterable[Replica]) -> Self:
-        """Return the ledger with newly rejected replicas added to its lists, and those that have run removed."""
+        """Return the ledger with replicas that nodes have just refused, without those that have run since."""
         refused, ran = frozenset(refused), frozenset(ran)
         roles = {}
         for role, own in self.roles.items():

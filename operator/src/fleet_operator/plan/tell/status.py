@@ -35,7 +35,7 @@ _TERMINAL = {JobState.SUCCEEDED: ConditionType.COMPLETE, JobState.FAILED: Condit
 ConditionChange = tuple[bool, str, str]  # whether a condition holds, its reason, its message
 
 _ON_THE_WAY = frozenset({"Creating", "GangWaiting", "PodsCreated", "Starting"})
-"""Reasons that normally follow each other quickly: one write can skip all but the last."""
+"""Reasons that normally follow each other quickly, so that a status write can skip all but the last."""
 
 
 def conditions(
