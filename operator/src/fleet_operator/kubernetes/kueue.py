@@ -136,7 +136,7 @@ def why_not_admitted(workload: Mapping[str, Any]) -> str | None:
     conditions = {each["type"]: each for each in status.get("conditions") or ()}
     if (said := _why_not(conditions.get("QuotaReserved"))) is not None:
         return said
-    # Kueue's sentence in Admitted does not say which.
+    # The message of the condition Admitted does not name the pending checks.
     pending = [each["name"] for each in status.get("admissionChecks") or () if each.get("state") != "Ready"]
     if pending:
         return f"admission checks are pending: {', '.join(pending)}"

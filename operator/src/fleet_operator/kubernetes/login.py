@@ -171,7 +171,7 @@ def connect_user(
     Raises
     ------
     ConnectionSettingsError
-        There is none, or it is not usable.
+        No connection settings exist, or they are not usable.
     """
     default = Path(environ.get("HOME") or Path.home()) / ".kube" / "config"
     paths = [Path(each) for each in environ.get("KUBECONFIG", "").split(os.pathsep) if each]

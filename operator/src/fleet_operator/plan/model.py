@@ -82,7 +82,7 @@ class ObservedPod:
     node: str | None = None
     ip: str | None = None
     key: str | None = field(default=None, repr=False)  # the key of the job's life, from its main container
-    metrics_port: int | None = None  # the address of its progress
+    metrics_port: int | None = None  # the port at which it reports its progress
     assigned_ports: tuple[int, ...] = ()  # on its node's network: the first port of each listening replica
     version: str | None = field(
         default=None, compare=False
