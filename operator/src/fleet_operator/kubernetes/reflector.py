@@ -214,7 +214,7 @@ class ListWatch(Generic[T]):
 
 
 def is_refusal(error: Exception) -> bool:
-    """Return whether an error is a refusal by the server, as opposed to a temporary failure."""
+    """Return whether an error counts as a refusal: a response with a status other than 429, 503 or 504."""
     return isinstance(error, ApiError) and error.status not in _NO_ANSWER
 
 
