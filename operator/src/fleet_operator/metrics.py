@@ -37,7 +37,7 @@ DURATIONS = (10, 30, 60, 300, 900, 3600, 4 * 3600, 24 * 3600, 7 * 24 * 3600)
 
 
 class Metrics(Observer):
-    """Counts events of the engine and of the API client."""
+    """Records what the engine and the API client do, as Prometheus metrics."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -125,7 +125,7 @@ class Metrics(Observer):
         self.registry.register(_Watches(failing))
 
     def seen(self, job: FleetJob) -> None:
-        """Initialize a namespace's series to 0; Prometheus sees no increase in a series that starts at 1."""
+        """Initialize the series of a job's namespace to 0, so that Prometheus sees their first increase."""
         labels = (job.metadata.namespace, str(job.spec.mode))
         self._successful.labels(*labels)
         self._restarted.labels(*labels)
@@ -133,7 +133,7 @@ class Metrics(Observer):
             self._failed.labels(*labels, reason.value)
 
     def requested(self, verb: str, resource: str, status: int, seconds: float) -> None:
-        """Count a request to the API server."""
+        """Record the duration of a request to the API server."""
         self._requests.labels(verb, resource, str(status)).observe(seconds)
 
     def deleted(self, key: Key) -> None:
@@ -141,13 +141,13 @@ class Metrics(Observer):
         self._deleted.labels(key.namespace).inc()
 
     def passed(self, key: Key, result: Result, seconds: float) -> None:  # noqa: ARG002 no series for each job
-        """Count a pass over a job."""
+        """Record the duration and the result of a pass over a job."""
         self._passes.labels(result.value).observe(seconds)
         if result in (Result.FAILED, Result.CONFLICT):
             self._errors.labels(result.value).inc()
 
     def waited(self, seconds: float) -> None:
-        """Observe how long a key waited for a worker."""
+        """Record how long a job waited for a worker."""
         self._waited.observe(seconds)
 
     def leading(self, *, holds: bool) -> None:
@@ -159,7 +159,7 @@ class Metrics(Observer):
         self._reads.labels("answered" if answered else "silent").inc()
 
     def status_written(self, before: FleetJob, after: FleetJob) -> None:
-        """Count a transition of a job's state."""
+        """Update the metrics about jobs after a write of a job's status."""
         labels = (after.metadata.namespace, str(after.spec.mode))
         if before.status.state is None:
             self.seen(after)
@@ -185,7 +185,7 @@ class Metrics(Observer):
             self._duration.labels(*labels, str(status.state)).observe(max(0.0, taken))
 
     def applied(self, job: FleetJob, action: Action) -> None:
-        """Count created and deleted pods, and observe how long a new job waited for its pods."""
+        """Count a created or deleted pod, and record how long a new job waited for its pod."""
         if isinstance(action, DeletePod):
             self._pods_deleted.inc()
         elif isinstance(action, CreatePod):
@@ -199,12 +199,12 @@ class Metrics(Observer):
             histogram.observe(max(0.0, (datetime.now(UTC) - created).total_seconds()))
 
     def queued(self, depth: int) -> None:
-        """Set the number of keys waiting for a worker."""
+        """Set the number of jobs that are waiting for a worker."""
         self._queue.set(depth)
 
 
 def _is_first_life(job: FleetJob) -> bool:
-    """Return whether a job has waited since its creation, without restarts or suspensions."""
+    """Return whether a job has never been restarted or suspended."""
     status = job.status
     restarted = status.restarts or status.job_restarts
     return not restarted and status.condition(ConditionType.SUSPENDED) is None

@@ -157,7 +157,7 @@ def _peers(environ: Mapping[str, str], name: str) -> tuple[Mapping[str, Any], ..
 
 
 def _expected(peer: Mapping[str, Any]) -> str | None:
-    """Return what a NetworkPolicy peer should look like if it is invalid, else None.
+    """Return a description of what an invalid NetworkPolicy peer should look like, or None for a valid one.
 
     A misspelt field must be refused here: the API server drops it, and a selector without fields selects
     all clients. The API server refuses other mistakes when a job's policy is created.

@@ -112,7 +112,7 @@ class Term:
         return iter(self._view.jobs)
 
     def failing(self) -> Iterator[tuple[str, str | None, float]]:
-        """Return for how long each watch has been failing; see `ClusterView.failing`."""
+        """Return each watched resource, its namespace, and how many seconds its watch has been failing."""
         return self._view.failing()
 
     def problem(self) -> str | None:
@@ -172,7 +172,7 @@ class Term:
         return engine
 
     async def _until_given_up(self) -> None:
-        """Return if kopf fails to start watching FleetJobs; otherwise never return.
+        """Return if kopf has not started to watch FleetJobs in time; otherwise never return.
 
         kopf may have looked for the CRD before the API server served it, and does not look again.
         """

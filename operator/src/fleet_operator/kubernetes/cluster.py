@@ -362,7 +362,7 @@ def _is_owned(entry: Entry[Any], job: FleetJob) -> bool:
 
 
 def _is_left_over(entry: Entry[Any], job: FleetJob) -> bool:
-    """Return whether an object belongs to a deleted job with the same name."""
+    """Return whether an object that `job` does not own belongs to a deleted job with the same name."""
     return entry.owner is not None and entry.owner.kind == KIND and entry.owner.name == job.metadata.name
 
 
@@ -384,11 +384,11 @@ class UnseenDeletions:
         self._until: dict[str, float] = {}
 
     def add(self, uid: str) -> None:
-        """Record that a pod has just been deleted."""
+        """Record that the operator has just deleted a pod."""
         now = self._monotonic()
         self._until = {each: until for each, until in self._until.items() if until > now}
         self._until[uid] = now + UNSEEN_SECONDS
 
     def __contains__(self, uid: str) -> bool:
-        """Return whether we deleted a pod within the last `UNSEEN_SECONDS`."""
+        """Return whether the operator deleted a pod within the last `UNSEEN_SECONDS`."""
         return self._until.get(uid, 0.0) > self._monotonic()

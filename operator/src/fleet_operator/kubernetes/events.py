@@ -1,4 +1,4 @@
-"""Records a job's events, as shown by ``kubectl describe``.
+"""Records Kubernetes events about jobs, which ``kubectl describe`` shows.
 
 An event is recorded once. If the API server is busy or unavailable, it is retried for half a minute in the
 background, under the same name, so that a lost response causes no duplicate. An operator that ends before
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MESSAGE_CHARACTERS = 1024
-"""The maximum length of an event's message, as for a note in events.k8s.io/v1.
+"""The maximum length of an event's message: the limit that events.k8s.io/v1 sets for a note.
 
 The API server also accepts a longer message in an event without an eventTime, such as ours.
 """
 
 REMEMBERED = 1000
-"""How many events are remembered, so that a repeated event is counted instead of created."""
+"""How many events are remembered, so that a repetition increments a count instead of creating an event."""
 
 AGAIN_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
-"""The delays before the retries of an event."""
+"""The delay before each retry of posting an event, in seconds."""
 
 
 class Subject(NamedTuple):
@@ -47,7 +47,7 @@ class Subject(NamedTuple):
 
 
 class _News(NamedTuple):
-    """An event to be posted; retries keep its name and time."""
+    """An event to be posted, with a name and a time that retries keep."""
 
     job: Subject
     event: Event
@@ -61,7 +61,7 @@ class _Told(NamedTuple):
 
 
 class EventRecorder:
-    """Creates events, and increments the count of an event that repeats."""
+    """Creates Kubernetes events about jobs, and increments the count of an event that repeats."""
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
@@ -93,7 +93,7 @@ class EventRecorder:
             last = await self._tell(news)
 
     async def _tell(self, news: _News) -> ClusterError | None:
-        """Post an event, or increment the count of an equal one; return the error, if any."""
+        """Post an event, or increment the count of an equal event; return the error, if any."""
         same = (news.job.uid, news.event)
         # Removed during the request: if the same event came meanwhile, both would set the same count.
         # Inserted again at its end, so that the event that was not repeated for longest is first.

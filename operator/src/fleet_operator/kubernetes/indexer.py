@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 REMEMBERED_DEAD = 10_000
-"""How many uids of deleted objects are remembered: enough, as responses are late by milliseconds only."""
+"""The number of remembered uids of deleted objects; it suffices, as responses are only milliseconds late."""
 
 REMEMBERED_JOBS = 1_000
-"""For how many jobs the last states of deleted objects are kept until the next pass drops them."""
+"""The maximum number of jobs for which the final states of deleted objects are kept."""
 
 
 class Owner(NamedTuple):
@@ -54,9 +54,9 @@ class Store(Generic[T]):
     Parameters
     ----------
     is_final : callable, optional
-        Whether a value is final for an object of its kind. If given, the last state of deleted objects is
-        kept (`departed`): the one of the watch's event, or, for an object missing from a list, the known one
-        if no later one is possible.
+        Whether a value is final for an object of its kind. If given, the last state of each deleted object
+        is kept (`departed`): the state in the watch's event, or, for an object missing from a list, the
+        cached state if it is final.
     """
 
     def __init__(self, is_final: Callable[[T], bool] | None = None) -> None:
@@ -132,7 +132,7 @@ class Store(Generic[T]):
         return tuple(self._departed.get(job, {}).values())
 
     def let_go(self, job: Key, uids: Iterable[str] | None = None) -> None:
-        """Forget the given deleted objects of a job, or all of them."""
+        """Forget the final states of the given deleted objects of a job, or of all of them."""
         of_job = self._departed.get(job, {})
         for uid in list(of_job if uids is None else uids):
             of_job.pop(uid, None)
@@ -237,7 +237,7 @@ class Cache(Generic[T]):
             self._on_change(entry.job)
 
     def remove(self, manifest: Mapping[str, Any]) -> None:
-        """Record that an object was deleted, with its final state."""
+        """Record an object's deletion and its final state."""
         uid, last = manifest["metadata"]["uid"], self.reduce(manifest)
         known = self._store.remove(key_of(manifest), uid, version_of(manifest), last)
         if known is not None:
@@ -246,6 +246,6 @@ class Cache(Generic[T]):
     def replace(
         self, entries: Iterable[Entry[T]], version: int, namespace: str | None, *, restored: bool = False
     ) -> None:
-        """Replace the contents with a new list; see `Store.replace`."""
+        """Replace the contents with a new list, and notify of each job whose objects have changed."""
         for job in self._store.replace(entries, version, namespace, restored=restored):
             self._on_change(job)

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 SELECTOR = f"{LABEL_MANAGED_BY}={MANAGED_BY},{LABEL_JOB_NAME}"
 
 FOREIGN_SECONDS = 10.0
-"""How often an object of another owner that has one of our names is looked up again."""
+"""The interval between look-ups of a foreign object, which has a name that a job needs but another owner."""
 
 KUEUE_FEATURE = "kueue"
 
@@ -64,7 +64,7 @@ class OwnedObjects:
         extras: dict[str, Store[ObservedObject]] = {FEATURES[name].key: Store() for name in features}
         self.extras = extras
         self.stores: dict[str, Store[Any]] = {PODS: self.pods, SERVICES: self.services, **extras}
-        """The stores, by the keys of `KINDS`."""
+        """The store of each kind of object, by its key in `KINDS`."""
         self._caches = {
             each: Cache(store, partial(self.reduce, each), on_change) for each, store in self.stores.items()
         }
@@ -108,7 +108,7 @@ class OwnedObjects:
 
 
 class ForeignObjects:
-    """Objects that have names which a job needs, but that belong to other owners.
+    """Objects whose names a job needs, but which belong to other owners.
 
     Parameters
     ----------
@@ -165,7 +165,7 @@ class ForeignObjects:
         self._on_change(key)
 
     async def check_forever(self) -> None:
-        """Recheck the recorded objects periodically."""
+        """Look up the recorded foreign objects again periodically."""
         while True:
             await asyncio.sleep(FOREIGN_SECONDS)
             for key in list(self._known):
@@ -177,11 +177,11 @@ class ForeignObjects:
 
 
 class NotSyncedError(OperatorError):
-    """The initial lists did not arrive in time; the message names the missing ones."""
+    """The initial lists did not arrive in time; the message names the missing lists."""
 
 
 class ClusterView:
-    """The cached state of the cluster, which notifies listeners of changed jobs.
+    """A cache of the cluster's state, which notifies listeners of changed jobs.
 
     Parameters
     ----------
@@ -212,7 +212,7 @@ class ClusterView:
         self.owned = OwnedObjects(client, tuple(each for each in features if each in FEATURES), self.notify)
         self.foreign = ForeignObjects(client, self.jobs, self.owned, self.notify)
         self.admissions = Admissions(client, self.notify) if KUEUE_FEATURE in features else None
-        """Kueue's messages, if the operator may read Workloads."""
+        """The admission states that Kueue reports; None unless the feature ``kueue`` is enabled."""
         self._serves, self._jobs_watched = asyncio.Event(), asyncio.Event()
         self.restored = asyncio.Event()
         """Set when the API server's history has been rolled back: every watch must then start over."""
@@ -224,7 +224,7 @@ class ClusterView:
         self._listeners.append(listener)
 
     def notify(self, key: Key) -> None:
-        """Notify the listeners of a changed job."""
+        """Notify all listeners that a job has changed."""
         for listener in self._listeners:
             listener(key)
 
@@ -267,7 +267,7 @@ class ClusterView:
             ) from None
 
     async def _notify_when(self, seen: Callable[[], Awaitable[object]], scope: Scope) -> None:
-        """Once `seen` returns, notify the listeners of every job in a scope."""
+        """Wait for `seen`, then notify the listeners of each job in a scope; never return."""
         await seen()
         if scope.shows_what_jobs_own:
             self._serves.set()
@@ -317,7 +317,7 @@ class ClusterView:
         return self._scopes[namespace if namespace in self._scopes else None]
 
     def extras(self, namespace: str) -> Iterator[tuple[Resource, Store[ObservedObject]]]:
-        """Return the kinds of additional objects whose list in a namespace has arrived."""
+        """Yield each kind of additional object whose list in a namespace has arrived, with its store."""
         for key, watch in self.scope_of(namespace).extras.items():
             if watch.synced.is_set():
                 yield RESOURCES[key], self.owned.extras[key]

@@ -1,4 +1,4 @@
-"""The cache of FleetJobs, from the events that kopf delivers and from periodic lists.
+"""The cache of FleetJobs, filled from the events that kopf delivers and from periodic lists.
 
 kopf watches FleetJobs and passes its events on (`take`). Because kopf does not report deletions that happened
 while it was not watching, they are listed again whenever kopf or a watch had to list again (`list_again`),
@@ -35,7 +35,7 @@ RELIST_SECONDS = 600.0
 """How often FleetJobs are listed again even without events."""
 
 AGAIN_SECONDS = 30.0
-"""The maximum delay after a refused list, unless the API server asks for a longer one."""
+"""The maximum delay before a failed list is retried, unless the API server asks for a longer delay."""
 
 
 class FleetJobs:
@@ -71,7 +71,7 @@ class FleetJobs:
         self._telling: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
-        """Discard events that are waiting to be retried."""
+        """Cancel the recording of events about invalid jobs."""
         for task in self._telling:
             task.cancel()
         await asyncio.gather(*self._telling, return_exceptions=True)
@@ -86,7 +86,7 @@ class FleetJobs:
         return (entry.value for entry in self._store)
 
     def take(self, kind: str | None, manifest: Mapping[str, Any]) -> None:
-        """Handle a watch event; any type other than ``DELETED`` means that the job exists."""
+        """Update the cache from a watch event; any type other than ``DELETED`` means that the job exists."""
         if kind == "DELETED":
             self._drop(key_of(manifest), manifest["metadata"]["uid"], version_of(manifest))
         else:

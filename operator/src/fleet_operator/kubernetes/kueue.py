@@ -3,8 +3,8 @@
 Pods show only that they are gated, and deleted pods show nothing. Kueue creates a Workload with the name of
 the group; its conditions give the reason. Workloads of groups have neither our labels nor an owner of ours,
 and a watch would deliver all Workloads of the cluster for good. Instead, a namespace's Workloads are listed
-while one of its groups is of interest. The garbage collector removes a Workload after its pods; the event of
-its deactivation stays for the API server's --event-ttl, an hour by default.
+while a job in it needs the state of its group. The garbage collector removes a Workload after its pods; the
+event about its deactivation remains for the API server's --event-ttl, an hour by default.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ logger = logging.getLogger(__name__)
 
 WORKLOADS = "/apis/kueue.x-k8s.io/v1beta2"
 LOOK_SECONDS = 10.0
-"""How often the Workloads of a namespace are listed while one of its groups is of interest."""
+"""How often a namespace's Workloads are listed while a job needs the admission state of its group."""
 
 DEACTIVATED = "EvictedDueToDeactivated"
-"""The reason of Kueue's event; Kueue appends the cause, if the deactivation was its own decision."""
+"""The beginning of the reason in Kueue's event about a deactivation; a cause may follow."""
 
 TICK_SECONDS = 0.5
-"""How often the loop looks for namespaces that are due."""
+"""How often the loop checks for namespaces whose Workloads are due to be listed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The admission state in a group's Workload.
+    """The admission state of a group of pods, as reported in the group's Workload.
 
     Attributes
     ----------
     message : str, optional
-        Why Kueue has not admitted it; None if it has, or has given no reason yet.
+        Why Kueue has not admitted the group; None if it is admitted, or Kueue has given no reason yet.
     active : bool
         False if the Workload is, or was when it was deleted, deactivated.
     """
@@ -71,7 +71,7 @@ class Admissions:
     client : ApiClient
         The API server.
     on_change : callable
-        Called with a job when the first or another answer about its group has come.
+        Called with a job's key when the admission state of its group becomes known or changes.
     """
 
     def __init__(self, client: ApiClient, on_change: Callable[[Key], None]) -> None:
@@ -136,7 +136,7 @@ def why_not_admitted(workload: Mapping[str, Any]) -> str | None:
     conditions = {each["type"]: each for each in status.get("conditions") or ()}
     if (said := _why_not(conditions.get("QuotaReserved"))) is not None:
         return said
-    # Kueue's sentence in Admitted does not say which.
+    # The message of the condition Admitted does not name the pending checks.
     pending = [each["name"] for each in status.get("admissionChecks") or () if each.get("state") != "Ready"]
     if pending:
         return f"admission checks are pending: {', '.join(pending)}"

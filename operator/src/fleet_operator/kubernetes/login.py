@@ -1,4 +1,4 @@
-"""The address of the API server and the credentials, from the pod's service account or a kubeconfig.
+"""Reads the API server's address and the credentials from the pod's service account or a kubeconfig.
 
 Users log in by any method that a kubeconfig supports, through the loader of the `kubernetes` package. This
 large package is imported only for a login, and the operator's image does not have it, because a service
@@ -43,7 +43,7 @@ EARLY = timedelta(seconds=60)
 """How long before its expiry a credential is renewed."""
 
 CHANGING = {"auth-provider", "client-certificate", "tokenFile"}
-"""The fields of a user whose files are read again for each header, as other programs may rewrite them."""
+"""The fields of a kubeconfig user whose files other programs may change, so each header is loaded anew."""
 
 DIRECT = "localhost,127.0.0.0/8,::1"
 """The hosts for which the environment's proxies are ignored, as in kubectl."""
@@ -93,7 +93,7 @@ class Connection:
 
 
 def account_reference(connection: Connection) -> dict[str, Any] | None:
-    """Return an owner reference to our service account, or None if it is not in our namespace.
+    """Return an owner reference to our service account, or None if we have none in our namespace.
 
     The name and uid are in the token that the API server issued for the account. They are read without
     verification, because an owner reference grants nothing.
@@ -171,7 +171,7 @@ def connect_user(
     Raises
     ------
     ConnectionSettingsError
-        There is none, or it is not usable.
+        No connection settings exist, or they are not usable.
     """
     default = Path(environ.get("HOME") or Path.home()) / ".kube" / "config"
     paths = [Path(each) for each in environ.get("KUBECONFIG", "").split(os.pathsep) if each]
@@ -263,7 +263,7 @@ def from_kubeconfig(*paths: Path, context: str | None = None) -> Connection:
 
 
 class _Login:
-    """A login with its header, proxy and TLS context; it is renewed when it expires.
+    """A login to the API server, with its header, proxy and TLS context, that is renewed when it expires.
 
     Parameters
     ----------
@@ -349,7 +349,7 @@ class _Login:
 
 
 def _proxy(configuration: Any, given: str | None) -> str | None:
-    """Return the kubeconfig's proxy for this server, or else the one in the environment."""
+    """Return the URL of the proxy for a server, from the kubeconfig or else the environment, or None."""
     from kubernetes.client.rest import should_bypass_proxies
 
     direct = f"{configuration.no_proxy or ''},{DIRECT}"
@@ -413,7 +413,7 @@ def _entry(config: Any, kind: str, name: object) -> Any:
 
 @contextlib.contextmanager
 def _explained(shown: str, hint: str | None = None) -> Iterator[None]:
-    """Convert the loader's exceptions, including the messages that it logs, to one error."""
+    """Convert the loader's exceptions and the messages that it logs to one ConnectionSettingsError."""
     told: list[str] = []
 
     class Listener(logging.Handler):

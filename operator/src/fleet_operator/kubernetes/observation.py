@@ -82,7 +82,7 @@ def observe_pod(manifest: Mapping[str, Any]) -> ObservedPod | None:
 
 
 def observe_object(kind: str, manifest: Mapping[str, Any]) -> ObservedObject:
-    """Reduce an additional object to its digest, if any, and for a PodGroup the reason it is pending."""
+    """Reduce an additional object to its digest and, for a pending PodGroup, the reason why it is pending."""
     metadata, status = manifest["metadata"], manifest.get("status") or {}
     made_from = (metadata.get("annotations") or {}).get(ANNOTATION_MADE_FROM)
     held_back = None
@@ -94,7 +94,7 @@ def observe_object(kind: str, manifest: Mapping[str, Any]) -> ObservedObject:
 
 
 def main_container(manifest: Mapping[str, Any]) -> str:
-    """Return the name of the main container, from an annotation because webhooks may add containers."""
+    """Return the name of the main container, which is annotated because webhooks may add containers."""
     names = [each["name"] for each in manifest["spec"]["containers"]]
     said = (manifest["metadata"].get("annotations") or {}).get(ANNOTATION_MAIN)
     if said in names:
@@ -141,7 +141,7 @@ def _why(
 
 
 def _why_not_ready(ready: Mapping[str, Any]) -> str | None:
-    """Return why a pod's Ready condition is not True, or None if it is."""
+    """Return why a pod's Ready condition is not True, or None if it is True or missing."""
     if ready.get("status") not in ("False", "Unknown"):
         return None
     return ready.get("reason") or "NodeNotReady"

@@ -35,34 +35,34 @@ logger = logging.getLogger(__name__)
 TIMEOUT_SECONDS = 1.0
 
 MAX_BYTES = 1 << 16
-"""The size limit of a response. A trainer's own, with all 512 points of its curve, is a third of that."""
+"""The maximum size of a response; the runtime's longest one, with 512 curve points, has a third of it."""
 
 BUFFER_BYTES = 1 << 14
 """The size of a response's read buffer; a stream reader holds up to twice as much."""
 
 INTERVAL_SECONDS = 15.0
-"""How often a job's progress is read, and the shortest interval of status writes for it."""
+"""The interval between requests for a job's progress, and so the minimum between status writes for it."""
 
 SILENT_SECONDS = 30.0
-"""The maximum interval for a job that has reported no step yet: most such jobs never report one."""
+"""The maximum interval for a job that has reported no step yet, because most such jobs never will."""
 
 FIRST_AGAIN_SECONDS = 4.0
-"""The first interval for a job that has reported no step yet; it doubles each time."""
+"""The first interval for a job that has reported no step yet; it doubles with each request."""
 
 YOUNG = timedelta(seconds=4)
 """How long after a trainer's start its progress is not read, because it imports PyTorch first."""
 
 TICK_SECONDS = 1.0
-"""How often the loop looks for jobs that are due."""
+"""How often the loop checks which jobs are due for a request."""
 
 CONCURRENT = 32
-"""How many jobs are read concurrently: 1000 unresponsive jobs take 32 s, not 17 min one after another.
+"""The number of concurrent requests, with which 1000 unresponsive jobs take 32 s instead of 17 min.
 
 Their longest responses take 3 MiB together.
 """
 
 PACE_READINGS = 8
-"""The number of readings for the estimated pace, which cover two minutes."""
+"""The number of readings from which the pace is estimated, which cover about two minutes."""
 
 
 async def fetch_progress(host: str, port: int) -> Progress | None:
@@ -100,7 +100,7 @@ class Target(NamedTuple):
 
 
 def targets(view: ClusterView, now: datetime, is_due: IsDue = lambda *_: True) -> Iterator[Target]:
-    """Return the target of each running job: trainer 0, with its pod's address.
+    """Yield the target of each running job: trainer 0, with its pod's address.
 
     The start time comes from the node's clock, so a pod that starts in the future by our clock is also read.
 
@@ -139,7 +139,7 @@ class _Heard:
     steps: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=PACE_READINGS))
 
     def interval_seconds(self) -> float:
-        """Return the seconds until the next request; short at the start of the script."""
+        """Return the seconds until the next request, which depend on whether a step has been reported."""
         if self.told is not None:
             return INTERVAL_SECONDS
         return min(SILENT_SECONDS, FIRST_AGAIN_SECONDS * 2.0 ** (self.unanswered - 1))
@@ -195,7 +195,7 @@ class ProgressReader:
             await asyncio.sleep(TICK_SECONDS)
 
     async def ask(self) -> None:
-        """Request the progress of all due replicas with bounded concurrency."""
+        """Request the progress of all replicas that are due, at most `CONCURRENT` at a time."""
         loop = asyncio.get_running_loop()
         now, spared = loop.time(), set[Key]()
 
@@ -241,7 +241,7 @@ class ProgressReader:
 
 
 def _moved(before: JobProgress | None, after: JobProgress) -> bool:
-    """Return whether the progress has changed in anything but its timestamp."""
+    """Return whether the step, the total number of steps or the loss has changed."""
     if before is None:
         return True
     return (before.step, before.total_steps, before.loss) != (after.step, after.total_steps, after.loss)

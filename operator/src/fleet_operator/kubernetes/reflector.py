@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PAGE = 100
-"""The page size of a list: larger pages only use memory, which is never released to the system."""
+"""The page size of a list; larger pages only use more memory, which is never released to the system."""
 
 WATCH_SECONDS = 300
 """How long we ask the server to keep a watch open."""
@@ -50,12 +50,12 @@ SILENCE_SECONDS = 75.0
 """The time-out for a silent connection: more than the minute between two bookmarks."""
 
 WELL_SECONDS = 10.0
-"""How long a watch must stay open without events to count as working: there may be no events."""
+"""How long a watch must stay open to count as working even though no event has arrived."""
 
 BACKOFF_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 _NO_ANSWER = frozenset({0, 429, 503, 504})
-"""HTTP status codes of failures that are unrelated to the request."""
+"""The HTTP statuses of failures that are not refusals: 0 (no response), 429, 503 and 504."""
 
 
 class ExpiredError(Exception):
@@ -115,7 +115,7 @@ class ListWatch(Generic[T]):
         self.heard = asyncio.Event()  # the same, but cleared by the task that waits for the next list
 
     async def run(self) -> None:
-        """List, then watch, until cancelled."""
+        """List the collection, then watch it, until cancelled."""
         while True:
             try:
                 if self._version:
@@ -214,14 +214,14 @@ class ListWatch(Generic[T]):
 
 
 def is_refusal(error: Exception) -> bool:
-    """Return whether an error is a refusal by the server, as opposed to a temporary failure."""
+    """Return whether an error counts as a refusal: a response with a status other than 429, 503 or 504."""
     return isinstance(error, ApiError) and error.status not in _NO_ANSWER
 
 
 async def list_pages(
     client: ApiClient, path: str, params: Mapping[str, str] | None = None
 ) -> AsyncIterator[dict[str, Any]]:
-    """List a collection in pages that together form a consistent snapshot."""
+    """Yield the pages of a collection's list, which together form a consistent snapshot."""
     token = ""
     while True:
         try:
@@ -239,7 +239,7 @@ async def list_pages(
 
 
 def backoff() -> Iterator[float]:
-    """Yield retry delays without end."""
+    """Return an endless iterator over retry delays, in seconds."""
     return chain(BACKOFF_SECONDS, repeat(BACKOFF_SECONDS[-1]))
 
 
@@ -271,7 +271,7 @@ class Scope:
         self._noticing.tried(went_well=False)  # failing until the watch of its FleetJobs has started
 
     def watches(self) -> Iterator[ListWatch[Any]]:
-        """Return all reflectors of this scope."""
+        """Yield all reflectors of this scope."""
         yield from self.owned.values()
         yield from self.extras.values()
 
@@ -331,7 +331,7 @@ class Scope:
             yield f"{PLURAL}{where} (is the CRD installed?)"
 
     def failing(self) -> Iterator[tuple[str, float]]:
-        """Return the number of seconds each kind's watch has been failing; 0 for a working watch."""
+        """Yield each resource and the number of seconds its watch has been failing, or 0 if it works."""
         yield PLURAL, max(self._listing.seconds, self._noticing.seconds)
         for resource, watch in (*self.owned.items(), *self.extras.items()):
             yield resource, watch.failing.seconds

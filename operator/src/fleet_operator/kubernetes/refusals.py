@@ -26,7 +26,7 @@ class Refusal:
 
     @classmethod
     def of(cls, job: FleetJob, name: str, sentence: str, *, over_quota: bool = False) -> Refusal:
-        """Return a refusal to create the object with this name."""
+        """Return a refusal to create the object `name` for the job's current generation."""
         return cls(job.metadata.uid, job.metadata.generation, name, sentence, over_quota)
 
 
@@ -38,16 +38,16 @@ class Refusals:
         self._for_good: dict[Key, Refusal] = {}
 
     def for_now(self, job: FleetJob) -> str | None:
-        """Return the message of the temporary refusal, if it concerns this generation of the job."""
+        """Return the message of the temporary refusal for this generation of a job, or None."""
         return _sentence(self._for_now.get(Key.of(job)), job)
 
     def is_over_quota(self, job: FleetJob) -> bool:
-        """Return whether a quota caused the temporary refusal."""
+        """Return whether a quota caused the temporary refusal for this generation of a job."""
         refusal = self._for_now.get(Key.of(job))
         return refusal is not None and refusal.over_quota and self.for_now(job) is not None
 
     def for_good(self, job: FleetJob) -> str | None:
-        """Return the message of the permanent refusal, if it concerns this generation of the job."""
+        """Return the message of the permanent refusal for this generation of a job, or None."""
         return _sentence(self._for_good.get(Key.of(job)), job)
 
     def last(self, key: Key) -> Refusal | None:
@@ -60,7 +60,7 @@ class Refusals:
             self._for_now.pop(key, None)
 
     def refused(self, key: Key, refusal: Refusal, before: Refusal | None) -> None:
-        """Record why an object cannot be created now.
+        """Record a temporary refusal to create an object.
 
         If several objects are created at the same time, the first by name counts. The order of the responses
         varies, so keeping the last one would change the status each time.
@@ -70,7 +70,7 @@ class Refusals:
             self._for_now[key] = refusal
 
     def rejected(self, job: FleetJob, refusal: Refusal) -> None:
-        """Record that an object can never be created; the first such refusal is kept."""
+        """Record a permanent refusal to create an object, unless this generation of the job has one."""
         if self.for_good(job) is None:
             self._for_good[Key.of(job)] = refusal
 
@@ -81,7 +81,7 @@ class Refusals:
 
 
 def is_for_good(error: ApiError, kind: str, name: str) -> bool:
-    """Return whether a refusal is permanent, so that the job's spec must change.
+    """Return whether a refusal is permanent, so that only a change of the job's spec can resolve it.
 
     Only the API server's own response about this object counts. A proxy responds with 400 for reasons of its
     own, and so does the API server to a damaged request. A denial by a webhook or a policy of the cluster
@@ -113,7 +113,7 @@ def is_over_quota(error: ApiError, name: str) -> bool:
 
 
 def needs_somebody(error: ApiError) -> bool:
-    """Return whether a temporary refusal must be reported because only a person can resolve it.
+    """Return whether a temporary refusal must be reported, because only a person can resolve it.
 
     These are quotas, admission rules, missing rights and unresponsive webhooks: the object stays refused
     until a person acts, though the HTTP status is that of an overloaded API server.

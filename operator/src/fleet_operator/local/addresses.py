@@ -1,4 +1,4 @@
-"""Loopback addresses for the pods of a local run, from a /24 network claimed while the run lasts.
+"""Loopback addresses for the pods of a local run, from a /24 network that the run claims until it ends.
 
 Each pod gets its own address, so each uses the manifest's ports as on a cluster, and two runs never conflict.
 A claim is a lock on a file. The supervisor also holds the lock, so that a network stays claimed after its
@@ -98,7 +98,7 @@ def bind_error(host: str, port: int) -> OSError | None:
 
 @dataclass(frozen=True, slots=True)
 class LocalHosts:
-    """Maps replicas to their loopback addresses; see `fleet_operator.build.Hosts`."""
+    """Maps replicas to their loopback addresses, as a `fleet_operator.build.Hosts`."""
 
     addresses: Mapping[tuple[Role, int], str]
 
@@ -123,7 +123,7 @@ def job_ports(job: FleetJob) -> dict[tuple[Role, int], tuple[int, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Addresses or ports that no other local run uses until `release`."""
+    """Addresses or ports that no other local run uses until `release` is called."""
 
     descriptors: tuple[int, ...]
     hosts: tuple[str, ...] = ()
@@ -143,7 +143,7 @@ def _networks(start: int) -> Iterator[str]:
 
 
 def claim_addresses(ports: Sequence[Sequence[int]], *, start: int, environ: Mapping[str, str]) -> Claim:
-    """Claim a loopback address for each entry of `ports`, on which all of its ports are free.
+    """Claim one loopback address per entry of `ports`; all ports of the entry are free on its address.
 
     Parameters
     ----------

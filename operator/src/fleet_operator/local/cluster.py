@@ -38,17 +38,17 @@ class Listener(Protocol):
     """An observer of changes to pods, statuses and events, such as the display of a run."""
 
     def pod_changed(self, pod: LocalPod) -> None:
-        """Handle a pod that was created, has started, became ready or has ended."""
+        """React to a pod that was created, has started, became ready or has ended."""
 
     def status_written(self, before: FleetJob, after: FleetJob) -> None:
-        """Handle a new status of the job."""
+        """React to a new status of the job."""
 
     def recorded(self, event: Event) -> None:
-        """Handle an event of the job."""
+        """React to an event about the job."""
 
 
 class ProcessCluster:
-    """Executes the plans of one job on this machine; see `fleet_operator.cluster.Cluster`.
+    """Executes the plans of one job on this machine, as a `fleet_operator.cluster.Cluster`.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ class ProcessCluster:
         return self._job
 
     async def apply(self, job: FleetJob, action: Action) -> None:
-        """Execute an action, which is safe to repeat."""
+        """Execute an action; repeating it is safe."""
         match action:
             case CreateService():
                 self._service = True

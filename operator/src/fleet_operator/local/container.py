@@ -38,7 +38,7 @@ _ROLE_VARIABLE = re.compile(
 )
 
 NVIDIA = "nvidia.com/gpu"
-"""The resource name of the only devices that a local run divides among its trainers."""
+"""The resource name of NVIDIA GPUs, the only devices that a local run divides among its trainers."""
 
 CHECKPOINT = "checkpoint"
 """The name by which ``--volume`` refers to the volume of ``spec.checkpoint``."""
@@ -62,7 +62,7 @@ def main_container(pod_spec: Mapping[str, Any]) -> tuple[int, Mapping[str, Any]]
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
-    """Expand known ``$(NAME)`` references; keep unknown ones, and unescape ``$$(NAME)``."""
+    """Replace ``$(NAME)`` with the value of each known variable, and ``$$`` with a dollar sign."""
 
     def replacement(match: re.Match[str]) -> str:
         name = match.group(1)
@@ -121,7 +121,7 @@ def container_variables(
 ) -> dict[str, str]:
     """Return the container's ``env`` with references expanded; for duplicate names, the last value wins.
 
-    `given` precedes it, like ``envFrom``, with the values that come from other objects on a cluster.
+    The variables in `given`, which come from other objects on a cluster, precede it, like ``envFrom``.
     """
     resolved = dict(given)
     for entry in container.get("env") or ():
@@ -202,14 +202,14 @@ class Given:
 
 
 def mounts(container: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield the index and manifest of each complete volume mount."""
+    """Yield the index and manifest of each volume mount that has both a name and a path."""
     for index, mount in enumerate(container.get("volumeMounts") or ()):
         if isinstance(mount, dict) and mount.get("name") and str(mount.get("mountPath", "")).strip("/"):
             yield index, mount
 
 
 def texts(container: Mapping[str, Any], variables: Mapping[str, str] | None) -> list[str]:
-    """Return all strings in a container that may contain paths."""
+    """Return the strings in which paths may occur: those of a container, and the values of `variables`."""
     values = [entry.get("value") for entry in container.get("env") or ()]
     words = [*(container.get("command") or ()), *(container.get("args") or ()), *values]
     words.append(container.get("workingDir"))
@@ -249,7 +249,7 @@ def folders_of(
 
 
 def places(pod_spec: Mapping[str, Any], folders: Mapping[str, Path]) -> dict[str, str]:
-    """Return the local folder of each mount path in the main container; see `redirect`."""
+    """Return the local path that replaces each mount path of the main container."""
     _, container = main_container(pod_spec)
     return {
         str(mount["mountPath"]).rstrip("/"): str(_inside(mount, folders[mount["name"]]))

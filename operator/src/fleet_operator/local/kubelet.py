@@ -120,7 +120,7 @@ class Kubelet:
         self._supervisor.launch(pod.uid, argv=command.argv, env=command.env, cwd=workdir, log=pod.log)
 
     def delete(self, name: str, uid: str, grace_seconds: int | None) -> None:
-        """Stop a pod within `grace_seconds` (None: its own grace period); remove it once it has ended."""
+        """Stop a pod within `grace_seconds`, by default its own grace period; remove it once it has ended."""
         pod = self._pods.get(name)
         if pod is None or pod.uid != uid:
             return

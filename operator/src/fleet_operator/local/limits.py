@@ -206,7 +206,7 @@ def _at(spec: Mapping[str, Any], path: str) -> Any:
 
 
 def _is_asked(path: str, value: Any) -> bool:
-    """Return whether a field is set; 0 and an empty budget count as set."""
+    """Return whether a field is set; 0 and an empty disruptionBudget count as set."""
     return value is not None and value is not False and (value != {} or path == "pserver.disruptionBudget")
 
 

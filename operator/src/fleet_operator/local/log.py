@@ -26,7 +26,7 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def without_times(text: str) -> str:
-    """Return the lines without the timestamps that the supervisor adds."""
+    """Return a log's text without the timestamps that the supervisor adds to its lines."""
     return _STAMP.sub("", text)
 
 

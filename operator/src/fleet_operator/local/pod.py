@@ -88,7 +88,7 @@ class LocalPod:
         return GRACE_SECONDS if seconds is None else int(seconds)
 
     def observed(self) -> ObservedPod:
-        """Return the pod as plans observe it."""
+        """Return the pod's state in the form that plans use."""
         _, container = main_container(self.manifest["spec"])
         variables = {each["name"]: each.get("value") for each in container.get("env") or ()}
         return ObservedPod(
@@ -203,7 +203,7 @@ class LocalSettings:
 
 
 def visible_gpus(environ: Mapping[str, str], devices: Iterable[str]) -> tuple[str, ...]:
-    """Return the GPUs visible to a process with this environment, by the names that `VISIBLE` uses.
+    """Return the GPUs visible to a process with this environment, as named in CUDA_VISIBLE_DEVICES.
 
     Parameters
     ----------

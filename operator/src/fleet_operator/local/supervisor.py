@@ -145,7 +145,7 @@ class Wake:
             signal.signal(signum, lambda *_: None)
 
     def clear(self) -> bytes:
-        """Discard the received signals."""
+        """Return the numbers of the signals received since the last call, as bytes."""
         try:
             return os.read(self.reader, 4096)
         except BlockingIOError:
@@ -159,7 +159,7 @@ class Wake:
 
 
 def reap() -> Iterator[tuple[int, int]]:
-    """Return the pid and exit code of each child that has ended."""
+    """Yield the pid and exit code of each child that has ended."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -172,7 +172,7 @@ def reap() -> Iterator[tuple[int, int]]:
 
 
 class Channel:
-    """One end of a socket with one JSON object per line."""
+    """One end of a socket that transfers one JSON object per line."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -365,7 +365,7 @@ class Supervisor:
         self._pids: dict[int, str] = {}
 
     def run(self) -> None:
-        """Serve the runner until it is gone, then stop all pods."""
+        """Execute the runner's orders until the runner is gone, then stop all pods."""
         while True:
             watched: list[Any] = [self._runner, self._wake.reader, *self._keepers.values()]
             readable, _, _ = select.select(watched, [], [])
@@ -438,7 +438,7 @@ class Supervisor:
         self._keepers.pop(identity).sock.close()
 
     def _lost(self, pid: int) -> None:
-        """Handle the end of a child: a keeper that died without a report, or an orphan of one."""
+        """Clean up after a child that has ended, and report the pod's end if its keeper did not."""
         identity = self._pids.pop(pid, None)
         if identity is None:
             return
@@ -454,7 +454,7 @@ class Supervisor:
 
 
 def main() -> int:
-    """Supervise a run for the runner at the other end of standard input."""
+    """Supervise a run for the runner at the other end of the socket on standard input."""
     become_subreaper("pod-supervisor")
     runner = socket.socket(fileno=os.dup(0))
     with Path(os.devnull).open() as nothing:

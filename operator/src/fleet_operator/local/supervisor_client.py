@@ -129,7 +129,7 @@ class SupervisorClient:
             await self._outlast_keepers()
 
     async def _outlast_keepers(self) -> None:
-        """After a kill of the supervisor, wait until its keepers have stopped the processes."""
+        """Wait until the keepers of a killed supervisor have stopped their processes."""
         deadline = asyncio.get_running_loop().time() + CLOSE_SECONDS
         while alive := [pid for pid in self._pids.values() if _is_alive(pid)]:
             if asyncio.get_running_loop().time() > deadline:

@@ -1,1 +1,1 @@
-"""Manifest files: reads them as kubectl does, and reports every mistake in them."""
+"""Reads manifest files as kubectl does, and reports every mistake in them."""

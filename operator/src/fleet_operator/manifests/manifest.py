@@ -130,7 +130,7 @@ def _with_caret(lines: Sequence[str], line: int, column: int) -> str:
 
 @contextlib.contextmanager
 def located(manifest: Manifest) -> Iterator[None]:
-    """Add line numbers from the manifest to the problems of an InvalidJob error from the ``with`` block."""
+    """Add the manifest's line numbers to the problems of any InvalidJob that the ``with`` block raises."""
     try:
         yield
     except InvalidJob as error:

@@ -1,9 +1,10 @@
-"""Pure functions that find unknown fields and wrong types in the parts of a manifest with Kubernetes types.
+"""Pure functions that check the parts of a manifest whose types are Kubernetes' own.
 
-The CustomResourceDefinition of FleetJob does not restrict a pod's spec, so the API server reports mistakes in
-it only when a pod is created. ``pod_fields.json`` has the fields of the version of Kubernetes that this
-project is tested with; `tools.pod_fields` generates it. A newer cluster may know more fields, so callers may
-accept unknown ones, but a value of the wrong type is invalid in any version.
+They find unknown fields and values of the wrong type. The CustomResourceDefinition of FleetJob does not
+restrict a pod's spec, so the API server reports mistakes in it only when a pod is created.
+``pod_fields.json`` has the fields of the version of Kubernetes that this project is tested with;
+`tools.pod_fields` generates it. A newer cluster may know more fields, so callers may accept unknown ones, but
+a value of the wrong type is invalid in any version.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _SCALARS: dict[str, tuple[type | tuple[type, ...], str]] = {
 
 
 class Findings(NamedTuple):
-    """The problems in the parts of a manifest that have Kubernetes types."""
+    """The unknown fields and wrong types in a manifest's parts with Kubernetes types."""
 
     kubernetes: str  # the Kubernetes version whose fields are known
     unknown: tuple[Problem, ...]  # fields that this version does not have
@@ -56,7 +57,7 @@ class _Place(NamedTuple):
 
 
 def find(document: Mapping[str, Any]) -> Findings:
-    """Return the problems of a manifest, judged by the fields that Kubernetes knows.
+    """Return the unknown fields and wrong types in a manifest's parts with Kubernetes types.
 
     Parameters
     ----------

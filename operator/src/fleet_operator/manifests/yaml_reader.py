@@ -73,7 +73,7 @@ class Node:
     elements: Sequence[Node] = ()  # the elements, if it is a list
 
     def lines(self, path: str = "") -> Iterator[tuple[str, int]]:
-        """Yield the path and the line of each field in this node; a path looks like spec.containers[0]."""
+        """Yield the path, such as spec.containers[0], and the line of each field in this node."""
         yield path, self.line
         for name, node in self.fields.items():
             yield from node.lines(f"{path}.{name}" if path else name)

@@ -44,7 +44,7 @@ def format_indexes(indexes: Collection[int]) -> str:
 
 
 def parse_any_indexes(text: object, *, below: int) -> frozenset[int]:
-    """Parse indexes reported by a pod, ignoring those above a limit; invalid text gives an empty set."""
+    """Parse the indexes below a limit in a pod's report; invalid text gives an empty set."""
     if not isinstance(text, str) or not _INDEXES.fullmatch(text):
         return frozenset()
     found: set[int] = set()
@@ -55,7 +55,7 @@ def parse_any_indexes(text: object, *, below: int) -> frozenset[int]:
 
 
 def parse_indexes(text: str) -> frozenset[int]:
-    """Parse trusted output of `format_indexes`."""
+    """Parse a valid list of indexes, as `format_indexes` writes it."""
     found: set[int] = set()
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")

@@ -27,7 +27,7 @@ class Attempt(NamedTuple):
     replica: int = 0
 
     def __str__(self) -> str:
-        """Return the attempt as in the pod label ``fleetjob.dev/attempt``."""
+        """Return the attempt in the form of the pod label ``fleetjob.dev/attempt``."""
         return f"{self.job}.{self.replica}"
 
     @property
@@ -54,7 +54,7 @@ class PodPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ObservedPod:
-    """A pod with the name of one of the job's pods, reduced to the data that decisions use."""
+    """An observed pod that has the name of a job's pod, reduced to the data that decisions use."""
 
     name: str
     uid: str
@@ -82,7 +82,7 @@ class ObservedPod:
     node: str | None = None
     ip: str | None = None
     key: str | None = field(default=None, repr=False)  # the key of the job's life, from its main container
-    metrics_port: int | None = None  # the address of its progress
+    metrics_port: int | None = None  # the port at which it reports its progress
     assigned_ports: tuple[int, ...] = ()  # on its node's network: the first port of each listening replica
     version: str | None = field(
         default=None, compare=False
@@ -135,14 +135,14 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class CreateService:
-    """Create the job's headless Service."""
+    """The action that creates the job's headless Service."""
 
     manifest: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class CreatePod:
-    """Create a replica's pod.
+    """The action that creates a replica's pod.
 
     The first pod of a life determines the key of all other pods, so it is created alone. If a pod with its
     name already exists, that pod may have another key, so another pass follows.
@@ -159,7 +159,7 @@ class CreatePod:
 
 @dataclass(frozen=True, slots=True)
 class DeletePod:
-    """Delete a pod if it still has the same uid.
+    """The action that deletes a pod if it still has the same uid.
 
     The pod must also be unchanged if the decision depends on its state.
     """
@@ -172,28 +172,28 @@ class DeletePod:
 
 @dataclass(frozen=True, slots=True)
 class DeleteService:
-    """Delete the job's headless Service unless it has changed."""
+    """The action that deletes the job's headless Service unless it has changed."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class EnsureObject:
-    """Create an additional object of the job unless it exists."""
+    """The action that creates an additional object of the job unless it exists."""
 
     manifest: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteObject:
-    """Delete an additional object that is no longer needed, if the job owns it and it has not changed."""
+    """The action that deletes an unneeded additional object, if the job owns it and it has not changed."""
 
     ref: ObjectRef
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteJob:
-    """Delete the job itself once its ttlSecondsAfterFinished has expired.
+    """The action that deletes the job itself once its ttlSecondsAfterFinished has expired.
 
     The job must be unchanged, because a person may have extended this time.
     """

@@ -1,4 +1,4 @@
-"""Plans that decisions return: a step of an active job, its suspension, or its end.
+"""Builds the plans that decisions return: a step of an active job, its suspension, or its end.
 
 A step deletes pods of older attempts, creates missing replicas, and reports the status. After the end,
 cleanPodPolicy and ttlSecondsAfterFinished determine which objects are deleted.
@@ -98,7 +98,7 @@ def step(
 
 
 def why_pending(context: Context) -> tuple[str, str, str | None]:
-    """Return why some replicas are not running, a message, and the pod responsible, if any."""
+    """Return the reason why some replicas are not running, a message, and the pod responsible, if any."""
     creation = creation_of(context)
     not_created = why_not_created(context, backed_off=creation.backed_off, gated=creation.gated)
     waiting = why_not_running(context, not_created)

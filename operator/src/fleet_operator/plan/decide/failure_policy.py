@@ -1,4 +1,4 @@
-"""failurePolicy: the reaction to a set of failures, and the pause before a restart.
+"""Implements failurePolicy: the reaction to a set of failures, and the pause before a restart.
 
 The first rule of failurePolicy.rules that matches a failure decides about it. The pause before a restart is a
 second after a disruption or a first failure, and a minute after many failures. It grows with consecutive
@@ -122,7 +122,7 @@ def judge(
     together: bool,
     group: bool = False,
 ) -> Verdict:
-    """Return the verdict on the observed failures.
+    """Return the verdict on the observed failures: fail the job, restart it, or restart single replicas.
 
     Parameters
     ----------
@@ -261,7 +261,7 @@ def is_counted_disruption(rules: Sequence[FailureRule], failure: Failure) -> boo
 
 
 def bounded(verdict: Verdict, *, disruptions: int, limit: int | None) -> Verdict:
-    """Return the verdict on a disruption; beyond the disruption limit, the job fails."""
+    """Return the verdict, or FailJob if the number of disruptions exceeds its limit."""
     if limit is None or disruptions <= limit or isinstance(verdict, FailJob):
         return verdict
     sentence = (

@@ -54,7 +54,7 @@ __all__ = [
 EXIT_BAD_CONFIGURATION = 2  # shells, argparse and python also exit with it after wrong arguments
 EXIT_STATE_LOST = 90
 VANISHED = "PodsVanished"
-"""The reason for unobserved ends: these pods, and all pods that could report their ends, are gone."""
+"""The reason for a pod that is gone, and whose end was neither observed nor reported by another pod."""
 
 _SIGNALS = {
     129: "SIGHUP",
@@ -78,7 +78,7 @@ _EARLY = timedelta(minutes=1)
 _MOST_EVENTS = 10  # of one pass; further failures share one event
 EVICTED = "Evicted"
 UNADMITTED = "UnexpectedAdmissionError"
-"""The reason for a pod whose node lacks a device that the scheduler expected."""
+"""The kubelet's reason for rejecting a pod whose node lacks a device that the scheduler expected."""
 
 # Reasons of pods that a node or the control plane ended, without a DisruptionTarget condition. Evicted is not
 # one of them: under resource pressure the node sets the condition.
@@ -116,7 +116,7 @@ class Failure:
 
     @property
     def counts(self) -> bool:
-        """True if the failure counts against the restart limit."""
+        """True if the failure counts against runPolicy.backoffLimit, unless a rule ignores it."""
         return self.kind not in (Kind.DISRUPTION, Kind.STARTING) and not self.follows
 
     @property
@@ -332,7 +332,7 @@ def _kind(pod: ObservedPod, main: str, *, refused_again: bool) -> Kind:
 
 
 def _is_disrupted(pod: ObservedPod, *, refused_again: bool) -> bool:
-    """Return whether something outside the pod ended it; ending by SIGTERM alone counts as a failure.
+    """Return whether a pod was ended from outside, which an end by SIGTERM alone does not show.
 
     A node that cannot provide a device may just have lost it, so its first refusal is a disruption. If the
     same replica is refused again, further pods will be refused, too.

@@ -30,7 +30,7 @@ AGAIN = timedelta(seconds=5)
 """How often a job that holds pods requests the missing ones: another job may have released its pods."""
 
 LONGEST = timedelta(minutes=10)
-"""The maximum pause."""
+"""The maximum pause before a job requests its released pods again."""
 
 
 def with_quota(context: Context) -> Context:

@@ -1,4 +1,4 @@
-"""The end of a job: successPolicy, and runPolicy's deadlines and cleanup."""
+"""Implements successPolicy, and the deadlines and the cleanup of runPolicy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EXIT_PATIENCE = timedelta(seconds=30)
 
 
 def is_satisfied(policy: SuccessPolicyType, *, replicas: int, succeeded: Collection[int]) -> bool:
-    """Return whether the success of the given trainers is enough; servers do not count."""
+    """Return whether the success of the given trainers satisfies a successPolicy; servers do not count."""
     return {
         SuccessPolicyType.ALL: len(succeeded) == replicas,
         SuccessPolicyType.ANY: len(succeeded) > 0,
@@ -48,7 +48,7 @@ def success_sentence(
     late: Collection[int] = (),
     non_finite: Collection[int] = (),
 ) -> str:
-    """Return a sentence that explains why the job succeeded, including remarks.
+    """Return a sentence that explains why the job succeeded, with remarks about late trainers and NaN.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ def deadline(start: datetime | None, seconds: int | None) -> datetime | None:
 
 
 def not_running_since(status: FleetJobStatus) -> datetime | None:
-    """Return when a job stopped running all of its replicas, ignoring pauses; None if all run."""
+    """Return since when not all replicas of a job have been running, including pauses; None if all run."""
     running, resumed = status.condition(ConditionType.RUNNING), status.condition(ConditionType.SUSPENDED)
     if running is None or running.status is not ConditionStatus.FALSE:
         return None
@@ -130,7 +130,7 @@ def pending_deadline(since: datetime | None, seconds: int | None) -> datetime | 
 
 
 def cleanup_at(state: JobState, completion: datetime, *, any_active: bool) -> datetime:
-    """Return the time from which cleanPodPolicy applies.
+    """Return the time from which cleanPodPolicy applies to a finished job.
 
     After a success, the servers know that every trainer has completed, and are about to exit by themselves.
     The same may hold for trainers that do not count. After a failure, no replica has anything left to do.

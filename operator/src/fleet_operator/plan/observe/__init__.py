@@ -1,1 +1,1 @@
-"""What decisions are based on: observed pods, their messages, and the history in the status."""
+"""The data on which decisions are based: observed pods, their messages, and the history in the status."""

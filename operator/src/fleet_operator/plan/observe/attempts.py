@@ -35,7 +35,7 @@ INCIDENT = timedelta(seconds=60)
 
 @dataclass(frozen=True, order=True, slots=True)
 class Replica:
-    """A replica of a job."""
+    """A replica of a job, identified by its role and index."""
 
     role: Role
     index: int
@@ -58,7 +58,7 @@ class RoleLedger:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """The history of a job."""
+    """The history of a job: its restarts, failures, disruptions and completions."""
 
     job_restarts: int = 0
     restarts: int = 0
@@ -69,11 +69,11 @@ class Ledger:
     quota: QuotaBackOff | None = None  # the back-off under a quota
     unseen_restarts: int = 0  # the latest consecutive restarts of the job after unobserved ends
     failures_in_a_row: int = 0  # consecutive failures that restarted the whole job
-    incident: datetime | None = None  # the time of its first failure, by the operator's clock
+    incident: datetime | None = None  # the start of the latest incident, by the operator's clock
     queue_name: str | None = None  # Kueue's queue, from the job's label
     queued_since: datetime | None = None  # since when Kueue holds the job back, if it does
-    admitted: datetime | None = None  # when Kueue last admitted it
-    deactivated: datetime | None = None  # when its Workload was deactivated; a suspension ends this
+    admitted: datetime | None = None  # when Kueue last admitted the job
+    deactivated: datetime | None = None  # when the job's Workload was deactivated; a suspension resets it
     roles: Mapping[Role, RoleLedger] = field(default_factory=dict)
 
     @classmethod
@@ -307,7 +307,7 @@ class Ledger:
         )
 
     def with_refused(self, refused: Iterable[Replica], ran: Iterable[Replica]) -> Self:
-        """Return the ledger with newly unadmitted replicas added, and earlier ones that have run removed."""
+        """Return the ledger with replicas that nodes have just refused, without those that have run since."""
         refused, ran = frozenset(refused), frozenset(ran)
         roles = {}
         for role, own in self.roles.items():

@@ -169,7 +169,7 @@ class Context:
 
     @cached_property
     def key(self) -> tuple[str | None, bool]:
-        """The job's current key, if any, and whether it is new."""
+        """The key by which the job's replicas authenticate each other, if any, and whether it is new."""
         if brings_own_key(self.job):
             return None, False
         own = (pod for pod in self.observed.pods if pod.owned)
@@ -316,7 +316,7 @@ def _seen(context: Context) -> Iterator[tuple[Replica, ObservedPod]]:
 
 
 def brings_own_key(job: FleetJob) -> bool:
-    """Return whether a pod template of the job sets the key itself, for example from a Secret."""
+    """Return whether a pod template of the job sets the job's key itself, for example from a Secret."""
     variables = (each for role in job.roles for each in job.template(role).main_container.env or ())
     return any(variable.name in (JOB_KEY, JOB_KEY_FILE) for variable in variables)
 

@@ -119,9 +119,9 @@ def lost_at(pod: ObservedPod, tolerations: Iterable[Mapping[str, Any]]) -> datet
 
 
 def node_lost_at(pod: ObservedPod, tolerations: Iterable[Mapping[str, Any]]) -> datetime | None:
-    """Return when a pod's node counts as lost, even if the pod never ran; None if live or tolerated forever.
+    """Return when a pod's node counts as lost; None if it responds, or if the pod tolerates its loss forever.
 
-    A taint alone is not enough: a person may have set it on a healthy node.
+    The pod need not have run. A taint alone is not enough: a person may have set it on a healthy node.
     """
     if pod.not_ready_reason not in _REASONS or pod.not_ready_since is None:
         return None

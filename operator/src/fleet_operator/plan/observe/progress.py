@@ -36,16 +36,16 @@ NON_FINITE = "non_finite_parameters"
 """The runtime's counter of the parameters that contain NaN or infinity at the end of the training."""
 
 MAX_COUNT = 2**53
-"""The maximum count: JSON readers that use doubles cannot distinguish larger integers."""
+"""The limit of counts in a report: JSON readers that use doubles cannot distinguish larger integers."""
 
 MAX_ETA_SECONDS = 10 * 365 * 24 * 3600
-"""The maximum estimate, in seconds."""
+"""The maximum estimate of the remaining time, in seconds."""
 
 MAX_TABLES = 10
 """The maximum number of tables in the status; a replica lists the largest tables first."""
 
 MAX_WORDS = 100
-"""The maximum length of messages, and of table names, which come from the script."""
+"""The maximum length of texts from the script, such as table names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ def _counted(counters: Any, name: str) -> int:
 
 
 def _words(text: Any) -> str | None:
-    """Return a text shortened and without control characters, so that it is safe to display."""
+    """Return a text shortened and with unprintable characters replaced, or None for any other value."""
     if not isinstance(text, str):
         return None
     return _printable(text[:MAX_WORDS])

@@ -225,7 +225,7 @@ def find_nobody(
 
 
 def _finds_nobody(replica: Replica, pod: ObservedPod | None, known: Iterable[Mapping[int, int]]) -> bool:
-    """Return whether a replica cannot find its peers; `known` has each server's known restart counts."""
+    """Return whether a replica cannot find its peers, given the restart counts that each server reported."""
     if pod is None or not has_started(pod):
         return True
     if pod.exit_code is not None or replica.role is Role.PSERVER:

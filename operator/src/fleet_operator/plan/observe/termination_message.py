@@ -75,7 +75,7 @@ _SIGNAL = re.compile(r"\s*traceback : (Signal \d+ .*)", re.ASCII)
 _ABORTED = "Signal 6 "  # SIGABRT, often from threads that remain after an exception
 
 MOST_TRAINERS = 1000
-"""The limit of parsed trainer indexes, which no role reaches."""
+"""The limit of parsed trainer indexes; all indexes of a valid job are below it."""
 
 _SENTENCE_CHARACTERS = 300
 
@@ -85,7 +85,7 @@ _FAILED = re.compile(r"(?:trainer|pserver) \d+ \((?P<not>not )?joined(?P<idle>, 
 _SENTENCE_OF_FLEET = re.compile(
     r"(?:trainer|pserver|worker|server) \d+(?:: | \(| failed with | was )", re.ASCII
 )
-"""The beginning of a sentence in which `fleet` reports the cause; the lines above it are only its log."""
+"""The beginning of a sentence in which `fleet` reports the cause; the lines above it are only log lines."""
 
 NEVER_RAN = frozenset({"ContainerCannotRun", "StartError"})
 """The reasons of a container whose command could not be started."""
@@ -93,7 +93,7 @@ NEVER_RAN = frozenset({"ContainerCannotRun", "StartError"})
 _OF_WHOM = re.compile(
     r"\A(?:rank|(?:worker|server) \d+ (?:failed with exit status|was ended by signal)) \d+: "
 )
-"""The failed process of a pod, as reported by torchrun's summary or a launcher of `fleet`."""
+"""The beginning of a report by torchrun or a launcher of `fleet`, which names a pod's failed process."""
 
 _PERMANENT_EXCEPTION = re.compile(
     r"((?:ModuleNotFoundError|ImportError|SyntaxError|IndentationError|TabError): .+"
@@ -117,7 +117,7 @@ _BY_EXIT_CODE = {
     134: (_PERMANENT_EXCEPTION,),  # SIGABRT: it ends threads that remain after an exception
 }
 _AFTERTHOUGHT = re.compile(r"\s.*|\[?[IWEF]\d{4} .*|\S+:\d+: \w*Warning: .*|terminate called .*|")
-"""Final messages of a process and of torch's C++ code; an indented line continues the line above."""
+"""Lines that a process or torch's C++ code prints after a final exception; indented ones continue others."""
 
 _EXCEPTION_OF_FLEET = re.compile(r"\w+ \d+ (?:\([\w, ]+\))?: (?P<said>.*) \(at (?P<place>.+:\d+)\)", re.ASCII)
 """An exception in `fleet`'s format: the replica, its stage, the error and its location."""
@@ -154,7 +154,7 @@ def exceptions(lines: Sequence[str]) -> Iterator[tuple[int, str, str]]:
 
 
 def last_exception(lines: Sequence[str]) -> str:
-    """Return the exception of the last traceback; empty if too much output follows it."""
+    """Return the exception of the last traceback, or an empty string if too much output follows it."""
     number, _, said = max(exceptions(lines), default=(0, "", ""))
     return said if len(lines) - number <= _MOST_AFTER else ""
 
@@ -166,7 +166,7 @@ def last_place(lines: Sequence[str]) -> str:
 
 
 def last_traceback(lines: Sequence[str]) -> list[str]:
-    """Return the lines of the last traceback that are available, without rank prefixes."""
+    """Return the available lines of the last traceback, without rank prefixes."""
     number, prefix, _ = max(exceptions(lines), default=(-1, "", ""))
     found: list[str] = []
     for line in reversed(lines[: number + 1]):
@@ -179,7 +179,7 @@ def last_traceback(lines: Sequence[str]) -> list[str]:
 
 
 def without_rank(text: str) -> str:
-    """Return the lines without rank prefixes."""
+    """Return a text with the rank prefix of each line removed."""
     return "\n".join(_split(line)[1] for line in text.splitlines())
 
 
@@ -193,7 +193,7 @@ def _indent(text: str) -> int:
 
 
 def find_root_cause(message: str) -> str:
-    """Return a sentence about the first failure that torchrun reports; empty for other logs."""
+    """Return a sentence about the first failure that torchrun reports, or an empty string for other logs."""
     lines = message.rstrip().splitlines()
     if not lines or not _RULE.fullmatch(lines[-1]):
         return ""
@@ -253,7 +253,7 @@ class LastWords:
 
 
 def parse_words(message: str | None) -> LastWords:
-    """Parse a termination message; ignore an invalid one."""
+    """Parse a termination message; an invalid one gives `LastWords` without information."""
     text = (message or "").strip()
     if (failed := _FAILED.match(text)) is not None:
         has_joined = failed["not"] is None
@@ -285,7 +285,7 @@ def _parse_restarts(after: object) -> dict[int, int]:
 
 
 def last_sentence(message: str | None, *, with_place: bool = False) -> str:
-    """Return the error in a message in readable form; empty if there is no error.
+    """Return the error in a message in readable form, or an empty string if there is no error.
 
     This is the exception of the last traceback or the error in torchrun's summary, or else the last line.
 

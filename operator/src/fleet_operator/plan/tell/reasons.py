@@ -77,7 +77,7 @@ ADVICE = {
 _REASON = re.compile(r"[A-Z][A-Za-z0-9]*")
 
 WAITS_FOR_OTHERS = frozenset({"Schedulable", "Undetermined"})
-"""Volcano's reason for a pod that is schedulable although the others in its gang are not."""
+"""Volcano's reasons for a pod that waits only for other pods of its gang."""
 
 
 # Transient reasons of every pod; any other reason is worth reporting.
@@ -302,5 +302,5 @@ def advised(reason: str, sentence: str) -> str:
 
 
 def as_reason(word: str | None, otherwise: str) -> str:
-    """Return a node's or webhook's `word` if it is valid as a condition reason, else `otherwise`."""
+    """Return `word`, set by a node or webhook, if it is a valid condition reason, else `otherwise`."""
     return word if word and _REASON.fullmatch(word) else otherwise

@@ -38,7 +38,7 @@ _MESSAGE_CHARACTERS = 32_768
 """The limit of a condition's message in the API; a webhook's refusal, for example, may be longer."""
 
 _ON_THE_WAY = frozenset({"Creating", "GangWaiting", "PodsCreated", "Starting"})
-"""Reasons that normally follow each other quickly: one write can skip all but the last."""
+"""Reasons that normally follow each other quickly, so that a status write can skip all but the last."""
 
 
 def conditions(
@@ -194,7 +194,7 @@ def _role_status(context: Context, role: Role) -> RoleStatus:
 
 
 def _up(context: Context, role: Role) -> int:
-    """Return how many of a role's replicas are running or have completed."""
+    """Return how many of a role's replicas have completed, or are ready (servers) or running (trainers)."""
     if role is Role.PSERVER:
         return context.ready_or_completed(role)
     return sum(context.replicas.runs(each) for each in context.replicas.wanted if each.role is role)
