@@ -62,7 +62,7 @@ class FiniteCheck:
         self._trainer = trainer
         self._made = made
         self.next_look = 0
-        """The next step in which dense gradients are checked, as `lets_step` counts them."""
+        """The number of the next step whose dense gradients are checked, in the numbering of `lets_step`."""
         self._step = 0
         self._warned = False
         self._warned_of_rows = False

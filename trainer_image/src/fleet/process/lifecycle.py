@@ -64,7 +64,7 @@ EXIT_SECONDS = 10.0
 RUNTIME_THREADS: Final = "fleet-"
 """The name prefix of the runtime's threads: if one of them fails, the replica ends."""
 _PING: Final = 0
-"""A byte written to the pipe of signals; once it has been read, so have all earlier signals."""
+"""A byte written to the signal pipe; when it is read, all earlier signals have been read as well."""
 _PING_SECONDS: Final = 1.0
 
 _log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from fleet.process.reporting import Reported
 __all__ = ["MLflow", "TensorBoard", "WandB"]
 
 _FLUSH_SECONDS = 5
-"""The time after which a value can be seen in TensorBoard."""
+"""The interval in seconds at which TensorBoard's writer flushes events to disk."""
 
 
 class TensorBoard:

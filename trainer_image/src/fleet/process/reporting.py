@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 __all__ = ["Reported", "Reporter", "Reporting", "close", "log"]
 
 GROUP: Final = "fleet.reporters"
-"""The group of the entry points of reporters."""
+"""The entry point group in which packages register reporters."""
 VARIABLE: Final = "FLEET_REPORTERS"
 CAPACITY: Final = 10_000
-"""The number of reports that wait for slow reporters."""
+"""The maximum number of reports in the queue of a slow reporter; older reports are dropped."""
 _log = logging.getLogger(__name__)
 
 
@@ -57,7 +57,7 @@ class Reporter(Protocol):
     """The interface of a reporter; it runs in a separate thread, and any exception stops it."""
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Record values.
+        """Record the values of one report.
 
         Parameters
         ----------
@@ -74,7 +74,8 @@ class Reporter(Protocol):
 
 
 Factory = Callable[[Reported], Reporter]
-"""An entry point of the group. If it has an attribute ``package``, that package must be importable."""
+"""Creates a reporter; the target of an entry point. If it has an attribute ``package``, that package must be
+importable."""
 
 
 class Reporting:
@@ -156,7 +157,7 @@ class Reporting:
 
 _starting = threading.Lock()
 _reporting: list[Reporting] | None = None
-"""None before the first report."""
+"""The reporters of this process; None before the first report."""
 
 
 def check(environ: Mapping[str, str]) -> None:

@@ -21,7 +21,7 @@ __all__ = ["RowMemory", "TableStatistics"]
 _GROWTH: Final = 1.125
 _MIN_ROWS: Final = 64
 _MAX_ROWS: Final = 2**31 - 1
-"""Indexes hold row numbers as int32."""
+"""The maximum number of rows, because indexes store row numbers as int32."""
 _DENSE: Final = 4
 """If at least one id in this many has a row, a direct index is no larger than a hash index."""
 

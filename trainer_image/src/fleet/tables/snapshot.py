@@ -63,7 +63,7 @@ class Snapshot:
         self._returned = np.zeros(memory.numbers.end, dtype=np.bool_)
         """By row number, whether the row was returned; higher numbers are new rows."""
         self.is_done = not memory.numbers.end
-        """Whether no more rows have to be copied."""
+        """True once rows no longer have to be copied before they change."""
         self._copies = RowMemory(layout.width + _EXTRA)
         """Copies of rows before they changed, with the table's row numbers as ids."""
         self._num_rows = len(memory)
