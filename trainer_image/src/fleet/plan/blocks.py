@@ -27,16 +27,16 @@ class PlannedBlock:
     dtype: str
     """The torch dtype's name without its module: ``float32``."""
     index: int
-    """Position among the blocks of its parameter."""
+    """The block's position among the blocks of its parameter."""
     begin: int
-    """First element in the flattened parameter."""
+    """The index of the block's first element in the flattened parameter."""
     shape: tuple[int, ...]
     """The parameter's shape, with the first dimension reduced to this block's rows."""
     server: int
-    """Index of the owning server in the plan's ``endpoints``."""
+    """The index of the server that holds the block, in the plan's ``endpoints``."""
     endpoint: str
     group: int
-    """Index of the optimizer's param group."""
+    """The index of the parameter's param group in the optimizer."""
 
     @property
     def numel(self) -> int:

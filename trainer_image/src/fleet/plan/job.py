@@ -47,7 +47,7 @@ class GroupPlan:
 
 @dataclass(frozen=True, slots=True)
 class TrainerPlan:
-    """The blocks, tables and mode that one trainer trains with."""
+    """The plan of one trainer: the blocks, tables and mode with which it trains."""
 
     mode: DistributedMode
     trainer_id: int
@@ -102,7 +102,7 @@ class TrainerPlan:
 
 @dataclass(frozen=True, slots=True)
 class ServerPlan:
-    """The parts of the model that one server stores and updates."""
+    """The plan of one server: the parts of the model that it stores and updates."""
 
     mode: DistributedMode
     server: int
@@ -362,7 +362,7 @@ class JobPlan:
         )
 
     def holders(self, param: str) -> tuple[int, ...]:
-        """Return, sorted, the servers with a part of `param`, or of any parameter if `param` is empty."""
+        """Return the sorted indexes of servers with blocks of `param`, or with any blocks if it is empty."""
         return tuple(sorted({block.server for block in (self.by_param[param] if param else self.blocks)}))
 
 

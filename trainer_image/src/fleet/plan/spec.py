@@ -26,7 +26,7 @@ class ParameterSpec:
     dtype: str
     """The torch dtype's name without its module: ``float32``."""
     group: int
-    """Index of the optimizer's param group."""
+    """The index of the parameter's param group in the optimizer."""
 
     @property
     def grad(self) -> str:

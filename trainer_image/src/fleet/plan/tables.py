@@ -47,7 +47,7 @@ class TablePlan:
         return 4 * self.config.dimension
 
     def options(self, hyper_parameters: "HyperParameters") -> "Mapping[str, Any]":
-        """Return a step's options from the table's param group, or none if the table has its own rule."""
+        """Return a step's options from the table's param group; no options if the table has its own rule."""
         from fleet.tables.rules import options_of  # programs need no torch
 
         return {} if self.group is None else options_of(self.config.rule, hyper_parameters[self.group])

@@ -205,7 +205,7 @@ class _Lifecycle:
         _serve_progress(os.environ)
 
     def undo_in_child(self) -> None:
-        """Restore the previous hooks in a forked child, because its end is not the end of the replica."""
+        """Restore the previous hooks in a forked child, whose end is not the end of the replica."""
         self._sigterm.undo()
         if self._observing:
             if sys.excepthook == self.on_uncaught:

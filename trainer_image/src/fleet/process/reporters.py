@@ -1,7 +1,7 @@
 """The reporters that this package includes: TensorBoard, Weights & Biases, and MLflow.
 
-Each one uses its tool's own package, which must be installed, and the tool's own environment variables. See
-`fleet.process.reporting` for what a reporter is.
+Each reporter uses the package of its tool, which must be installed, and the tool's own environment variables.
+`fleet.process.reporting` describes what a reporter does.
 """
 
 from collections.abc import Mapping

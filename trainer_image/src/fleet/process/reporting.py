@@ -86,10 +86,10 @@ class Reporting:
     name : str
         The name of the reporter, for the log.
     factory : callable
-        Makes the reporter; called in the thread, because it may wait for a network.
+        Creates the reporter; called in the thread, because it may wait for a network.
     reported : Reported
     capacity : int
-        The number of reports that wait; then the oldest ones are dropped.
+        The maximum number of queued reports; if the queue is full, the oldest report is dropped.
     """
 
     def __init__(self, name: str, factory: Factory, reported: Reported, *, capacity: int = CAPACITY) -> None:

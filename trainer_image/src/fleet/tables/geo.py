@@ -52,7 +52,7 @@ class GeoRows:
     Parameters
     ----------
     config : TableConfig
-        Its rule is the one by which the trainer updates rows.
+        The table's configuration, with the rule by which the trainer updates rows.
     num_trainers : int
 
     Raises

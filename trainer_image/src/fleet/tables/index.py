@@ -1,7 +1,7 @@
 """Vectorized indexes from 64-bit ids to row numbers.
 
 `RowIndex` is a hash table with open addressing and linear probing, in buckets of four entries. An entry holds
-the number of a row, and `RowNumbers` knows the id of each row; so a hit costs two random reads, and the index
+the number of a row, and `RowNumbers` has the id of each row; so a hit costs two random reads, and the index
 takes 12 to 20 bytes per row. The bits that row numbers do not need hold a mark, which is more of the id's
 hash. A mark nearly always tells entries of other ids apart without reading those ids. Every call handles many
 ids; those that are not in their first bucket, about one in twenty, proceed to the next buckets together. If a
@@ -116,7 +116,7 @@ class RowIndex:
     numbers : RowNumbers
         The rows that exist, and the id of each.
     addresses : RowAddresses
-        Where compiled loops find the index; kept up to date.
+        The addresses of the index, for compiled loops; kept up to date.
     """
 
     def __init__(self) -> None:

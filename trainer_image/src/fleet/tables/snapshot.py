@@ -36,11 +36,11 @@ class Snapshot:
     Attributes
     ----------
     step : int
-        The newest update it contains.
+        The step of the newest update that it contains.
     since : int, optional
         Only rows that were updated after this step are in it.
     removed : int64[n]
-        Ids that lost their rows since that step, ascending; empty without `since`.
+        Ids whose rows were removed after that step, ascending; empty without `since`.
     policies : mapping of name to array
         As in `TableRows`, of all shards.
     """

@@ -22,9 +22,9 @@ _FIRST: Final = -2
 _WINDOW: Final = 8
 """The number of rows in memory that are considered for each row that moves to the file."""
 _RECENT: Final = 1 << 15
-"""Maximum number of rows read from the file that are kept for the update that follows."""
+"""The maximum number of rows read from the file that are cached for the following update."""
 _MIN_ROWS: Final = 1024
-"""Minimum number of rows in memory, however few bytes were configured."""
+"""The minimum number of rows in memory, even if fewer bytes are configured."""
 _MAX_TIME: Final = (1 << 31) - 1
 """The maximum of the int32 clock that orders writes; on overflow, the older half of all times becomes 0."""
 
