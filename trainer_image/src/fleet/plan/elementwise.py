@@ -32,9 +32,12 @@ _SHAPES = ((6, 4), (6, 4), (5, 3))
 _STEPS = 4
 """The default number of steps in a trial, enough for moments and bias corrections to matter."""
 _RUNS = ((0.01, 1e-3), (1.0, 1.0), (0.01, 1e3))
-"""Learning rates, and sizes of the first gradients. Clipping takes effect only on large values. An optimizer
-that fails on large values has already been tried on the small ones, which come first. The user's own rate is
-not used: a schedule may begin at zero, where every optimizer looks element-wise."""
+"""The runs of a trial: the learning rate and the size of the first gradients of each run.
+
+Clipping takes effect only on large values. An optimizer that fails on large values has already been tried on
+the small values, which come first. The user's own rate is not used: a schedule may begin at zero, where every
+optimizer looks element-wise.
+"""
 _GROWTH = 6.0
 """Growth of gradients from step to step, so that the runs cover eight powers of ten."""
 _RATES = (0.7, 0.1, 0.05, 0.01, 3e-3, 1e-3, 3e-4, 1e-4)

@@ -21,10 +21,10 @@ from fleet.process import progress
 __all__ = ["COUNTER", "NO_ROWS", "FiniteCheck", "OfRows", "tell_of_weights"]
 
 COUNTER: Final = "non_finite_parameters"
-"""The counter of parameters that hold NaN or infinity at the end of training."""
+"""The name of the counter of parameters that hold NaN or infinity at the end of training."""
 
 SKIPPED: Final = "steps_skipped"
-"""The counter of steps that were skipped because a gradient was not finite."""
+"""The name of the counter of steps that were skipped because a gradient was not finite."""
 
 OfRows = Mapping[str, tuple[NDArray[np.int64], Tensor]]
 """The gradients of each table: ids, and one row for each id."""

@@ -81,7 +81,7 @@ class _SigtermWatcher:
         self._pings = self._pongs = 0
 
     def watch(self, act: Callable[[], None]) -> None:
-        """Start calling `act` in a separate thread on each SIGTERM."""
+        """From now on, call `act` in a separate thread on each SIGTERM."""
         if threading.current_thread() is not threading.main_thread():
             _log.warning(
                 "fleet.init was called outside the main thread, where Python allows no signal handlers: as "

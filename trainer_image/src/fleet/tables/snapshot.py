@@ -61,7 +61,7 @@ class Snapshot:
         self._memory = memory
         self._layout = layout
         self._returned = np.zeros(memory.numbers.end, dtype=np.bool_)
-        """By row number, whether the row was returned; higher numbers are new rows."""
+        """For each row number, whether the row was returned; higher numbers belong to new rows."""
         self.is_done = not memory.numbers.end
         """True once rows no longer have to be copied before they change."""
         self._copies = RowMemory(layout.width + _EXTRA)
