@@ -68,7 +68,7 @@ ORIGINALS: Final[Mapping[str, str]] = {
     "exec_strategy": _EXECUTED,
     "build_strategy": _EXECUTED,
 }
-"""Fields of Paddle's strategy, and of `DistributedDataParallel`, and what to use instead."""
+"""Fields that only Paddle's strategy or `DistributedDataParallel` has, and what to use instead."""
 
 
 @dataclass(kw_only=True)

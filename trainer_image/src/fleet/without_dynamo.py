@@ -19,7 +19,7 @@ METHODS = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
 """The methods that torch excludes from compilation."""
 
 ATTRIBUTE = "__dynamo_disable"
-"""Where torch keeps the replacement of such a function (`torch._compile._disable_dynamo`)."""
+"""The attribute in which `torch._compile._disable_dynamo` stores the replacement of a function."""
 
 
 def defer_dynamo() -> None:

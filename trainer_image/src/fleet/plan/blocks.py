@@ -19,24 +19,24 @@ class PlannedBlock:
     id: int
     """The block's position among all blocks of the job; the same on every trainer and server."""
     name: str
-    """The block's name, such as ``w.block1``; the parameter's name if the parameter is not sliced."""
+    """Such as ``w.block1``; the parameter's own name if it is not sliced."""
     grad: str
-    """The sent variable's name without a trainer's suffix: ``w@GRAD.block1``; in GEO, ``w.block1.delta``."""
+    """The sent variable, without a trainer's suffix: ``w@GRAD.block1``, or ``w.block1.delta`` in GEO."""
     param: str
     param_shape: tuple[int, ...]
     dtype: str
-    """The name of the torch dtype without its module, such as ``float32``."""
+    """The torch dtype's name without its module: ``float32``."""
     index: int
     """The block's position among the blocks of its parameter."""
     begin: int
-    """The index of the first element in the flattened parameter."""
+    """The index of the block's first element in the flattened parameter."""
     shape: tuple[int, ...]
     """The parameter's shape, with the first dimension reduced to this block's rows."""
     server: int
-    """Index of the owning server in the plan's ``endpoints``."""
+    """The index of the server that holds the block, in the plan's ``endpoints``."""
     endpoint: str
     group: int
-    """Index of the optimizer's param group."""
+    """The index of the parameter's param group in the optimizer."""
 
     @property
     def numel(self) -> int:

@@ -58,7 +58,7 @@ class ClipGradByValue:
 
     @property
     def low(self) -> float:
-        """The lower bound as a float; equals `min`, which construction always sets."""
+        """`min` as a float, never None: construction sets a missing `min` to ``-max``."""
         return -self.max if self.min is None else self.min
 
 
@@ -111,9 +111,9 @@ class NormPlan:
     """The parameter's name; empty for the norm over all parameters."""
     max_norm: float
     blocks: tuple[int, ...]
-    """The blocks of this server that contribute to it, in order of id."""
+    """The blocks of this server that contribute to the norm, in order of id."""
     servers: tuple[int, ...]
-    """All contributing servers, this one included, in ascending order."""
+    """All servers that contribute to the norm, this one included, in ascending order."""
 
     @property
     def name(self) -> str:
@@ -123,10 +123,10 @@ class NormPlan:
 
 @dataclass(frozen=True, slots=True)
 class ClippingPlan:
-    """How a server clips the gradients of its blocks."""
+    """A server's plan for clipping the gradients of its blocks."""
 
     ranges: Mapping[int, tuple[float, float]]
-    """The bounds of the elements of a gradient, by block; empty unless gradients are clipped by value."""
+    """The bounds of gradient elements, by block; empty unless gradients are clipped by value."""
     norms: tuple[NormPlan, ...]
     """The norms by which gradients are clipped; empty unless gradients are clipped by norm."""
 

@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class DistributedMode(IntEnum):
-    """How trainers and servers synchronize; the values are those of Paddle's ``distributed_mode``.
+    """A mode of synchronization between trainers and servers; the values are Paddle's ``distributed_mode``.
 
     Notes
     -----
@@ -42,7 +42,7 @@ class TrainingMode(Protocol):
 
     @property
     def programs(self) -> DistributedMode:
-        """The built-in mode whose programs describe this mode."""
+        """The built-in mode whose programs the transpiler generates for this mode."""
 
     def agreement(self) -> Mapping[str, str]:
         """Return the mode's options that must be equal in every process."""

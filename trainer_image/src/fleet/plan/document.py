@@ -33,7 +33,7 @@ _NAMED: Final = {
         ClipGradByGlobalNorm,
     )
 }
-"""The classes that the same field may hold; the text names the class."""
+"""Classes whose JSON form includes the class name, because one field may hold any of several classes."""
 _NAMES: Final = {
     dict: "an object",
     list: "a list",

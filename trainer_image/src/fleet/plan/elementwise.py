@@ -28,17 +28,20 @@ if TYPE_CHECKING:
 __all__ = ["Findings", "try_out"]
 
 _SHAPES = ((6, 4), (6, 4), (5, 3))
-"""Two-dimensional because Muon requires it; two are equal for optimizers that stack equal shapes."""
+"""The shapes of a trial's parameters. Muon requires two dimensions; some optimizers stack equal shapes."""
 _STEPS = 4
-"""Enough for moments and bias corrections to matter."""
+"""The default number of steps in a trial, enough for moments and bias corrections to matter."""
 _RUNS = ((0.01, 1e-3), (1.0, 1.0), (0.01, 1e3))
-"""Learning rates, and sizes of the first gradients. Clipping takes effect only on large values. An optimizer
-that fails on large values has already been tried on the small ones, which come first. The user's own rate is
-not used: a schedule may begin at zero, where every optimizer looks element-wise."""
+"""The runs of a trial: the learning rate and the size of the first gradients of each run.
+
+Clipping takes effect only on large values. An optimizer that fails on large values has already been tried on
+the small values, which come first. The user's own rate is not used: a schedule may begin at zero, where every
+optimizer looks element-wise.
+"""
 _GROWTH = 6.0
 """Growth of gradients from step to step, so that the runs cover eight powers of ten."""
 _RATES = (0.7, 0.1, 0.05, 0.01, 3e-3, 1e-3, 3e-4, 1e-4)
-"""At least one of these rates gives a different result as a float32 number than as a Python number."""
+"""Learning rates, at least one of which gives another result as a float32 number than as a Python number."""
 
 _Options = Mapping[str, Any]
 
@@ -67,7 +70,7 @@ class Findings:
 def try_out(
     optimizer: "Optimizer", index: int, trained: Mapping[int, int], dtypes: Collection[torch.dtype] = ()
 ) -> Findings:
-    """Run one param group of an optimizer on small tensors; compare the results with the expected ones.
+    """Test on small tensors whether servers can run the step of one param group, and can do so on slices.
 
     Parameters
     ----------

@@ -47,7 +47,7 @@ class GroupPlan:
 
 @dataclass(frozen=True, slots=True)
 class TrainerPlan:
-    """The blocks, tables and mode that one trainer trains with."""
+    """The plan of one trainer: the blocks, tables and mode with which it trains."""
 
     mode: DistributedMode
     trainer_id: int
@@ -56,13 +56,13 @@ class TrainerPlan:
     wait_port: bool
     """Whether to wait until every server accepts connections before the first step."""
     blocks: tuple[PlannedBlock, ...]
-    """All blocks of the job, by parameter name, then by offset; once joined, those that servers hold."""
+    """The job's blocks, sorted by parameter name and offset; after joining, the blocks that servers hold."""
     send_order: tuple[int, ...]
     """Block ids, starting with the parameter that was created last. An eager loop may use another order."""
     agreement: Mapping[str, str]
-    """The facts that must be equal in every process of the job, by name, for messages."""
+    """The facts that must be equal in every process of the job, by the names that messages use."""
     merge_add: frozenset[int]
-    """The param groups whose gradients are summed, not averaged, when those of several steps are merged."""
+    """The param groups whose gradients are summed, not averaged, when several steps are merged."""
     push_nums: int
     """GEO: the number of steps between two exchanges."""
     custom: TrainingMode | None
@@ -102,7 +102,7 @@ class TrainerPlan:
 
 @dataclass(frozen=True, slots=True)
 class ServerPlan:
-    """The parts of the model that one server stores and updates."""
+    """The plan of one server: the parts of the model that it stores and updates."""
 
     mode: DistributedMode
     server: int
@@ -118,13 +118,13 @@ class ServerPlan:
     """The param groups that `blocks` refer to, by index."""
     clipping: ClippingPlan
     agreement: Mapping[str, str]
-    """As in `TrainerPlan`."""
+    """The facts that must be equal in every process of the job, by the names that messages use."""
     custom: TrainingMode | None
-    """As in `TrainerPlan`."""
+    """The user-defined mode, which replaces `mode`."""
     version: int = 0
     """The version of the placement; see `Placement`."""
     tables: tuple[TablePlan, ...] = ()
-    """As in `TrainerPlan`; this server holds some shards of each."""
+    """The tables on the servers; this server holds some shards of each table."""
 
     @property
     def has_common_step(self) -> bool:
@@ -362,7 +362,7 @@ class JobPlan:
         )
 
     def holders(self, param: str) -> tuple[int, ...]:
-        """Return, sorted, the servers with a part of `param`, or of any parameter if `param` is empty."""
+        """Return the sorted indexes of servers with blocks of `param`, or with any blocks if it is empty."""
         return tuple(sorted({block.server for block in (self.by_param[param] if param else self.blocks)}))
 
 

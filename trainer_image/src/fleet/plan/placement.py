@@ -25,14 +25,14 @@ class Part:
     block: int
     """The part's number in frames and calls."""
     name: str
-    """The name of its block, such as ``w.block1``; all pieces of a block share it."""
+    """The name of the part's block, such as ``w.block1``; all pieces of a block share it."""
     index: int
-    """Position of its block among those of the parameter."""
+    """The position of the part's block among the parameter's blocks."""
     param: str
     dtype: str
     """The torch dtype's name without its module."""
     begin: int
-    """First element in the flattened parameter."""
+    """The index of the part's first element in the flattened parameter."""
     shape: tuple[int, ...]
 
 

@@ -46,7 +46,7 @@ class CapturedTable:
     declared: Any
     """The object whose `placeholder` the optimizer holds: a `fleet.nn.DistributedTable` or an `OwnTable`."""
     config: Any
-    """Its configuration on the servers: a `fleet.tables.TableConfig`, or the `OwnTable` itself."""
+    """The table's configuration on servers: a `fleet.tables.TableConfig`, or the `OwnTable` itself."""
     group: int | None
     """The param group whose options apply in each step; None if the table has its own rule."""
 
@@ -57,10 +57,10 @@ class OwnTable:
 
     name: str
     placeholder: "Parameter"
-    """The weight."""
+    """The weight of the embedding."""
     optimizer_class: "type[Optimizer]"
     options: Mapping[str, Any]
-    """The options of its param group."""
+    """The options of the weight's param group."""
 
     @property
     def num_embeddings(self) -> int:

@@ -26,7 +26,7 @@ class ParameterSpec:
     dtype: str
     """The torch dtype's name without its module: ``float32``."""
     group: int
-    """Index of the optimizer's param group."""
+    """The index of the parameter's param group in the optimizer."""
 
     @property
     def grad(self) -> str:
@@ -86,7 +86,7 @@ class TableSpec:
     fact: str
     """The properties of the table that must be equal in every process and in a checkpoint."""
     placed: bool = False
-    """Whether the table takes a place among the blocks that a dispatcher assigns, as in Paddle's programs."""
+    """Whether a dispatcher also assigns blocks of this table to servers, as in Paddle's programs."""
 
 
 @dataclass(frozen=True, slots=True)

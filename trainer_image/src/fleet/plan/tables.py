@@ -34,7 +34,7 @@ class TablePlan:
     own: "Parameter | None" = None
     """The module's weight, if trainers also hold the table and receive its changed rows."""
     warm_start: "Callable[[], tuple[Any, Any]] | None" = None
-    """Returns the table's initial ids and vectors; servers call it."""
+    """A function that servers call for the table's initial ids and vectors."""
 
     @property
     def name(self) -> str:
@@ -47,7 +47,7 @@ class TablePlan:
         return 4 * self.config.dimension
 
     def options(self, hyper_parameters: "HyperParameters") -> "Mapping[str, Any]":
-        """Return a step's options from the table's param group, or none if the table has its own rule."""
+        """Return a step's options from the table's param group; no options if the table has its own rule."""
         from fleet.tables.rules import options_of  # programs need no torch
 
         return {} if self.group is None else options_of(self.config.rule, hyper_parameters[self.group])
@@ -191,7 +191,7 @@ def table_spec(table: CapturedTable) -> TableSpec:
 
 
 def _named(option: object) -> object:
-    """Return an option in a form whose text is equal in all processes: a schedule is replaced by its name."""
+    """Return an option, or a schedule's name in its place, so that its text is equal in all processes."""
     if not callable(option):
         return option
     return f"{option.__module__}.{getattr(option, '__qualname__', type(option).__qualname__)}"

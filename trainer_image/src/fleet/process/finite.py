@@ -21,10 +21,10 @@ from fleet.process import progress
 __all__ = ["COUNTER", "NO_ROWS", "FiniteCheck", "OfRows", "tell_of_weights"]
 
 COUNTER: Final = "non_finite_parameters"
-"""The counter of parameters that hold NaN or infinity at the end of training."""
+"""The name of the counter of parameters that hold NaN or infinity at the end of training."""
 
 SKIPPED: Final = "steps_skipped"
-"""The counter of steps that were skipped because a gradient was not finite."""
+"""The name of the counter of steps that were skipped because a gradient was not finite."""
 
 OfRows = Mapping[str, tuple[NDArray[np.int64], Tensor]]
 """The gradients of each table: ids, and one row for each id."""
@@ -62,7 +62,7 @@ class FiniteCheck:
         self._trainer = trainer
         self._made = made
         self.next_look = 0
-        """The next step in which dense gradients are checked, as `lets_step` counts them."""
+        """The number of the next step whose dense gradients are checked, in the numbering of `lets_step`."""
         self._step = 0
         self._warned = False
         self._warned_of_rows = False

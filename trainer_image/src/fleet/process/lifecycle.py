@@ -64,7 +64,7 @@ EXIT_SECONDS = 10.0
 RUNTIME_THREADS: Final = "fleet-"
 """The name prefix of the runtime's threads: if one of them fails, the replica ends."""
 _PING: Final = 0
-"""A byte written to the pipe of signals; once it has been read, so have all earlier signals."""
+"""A byte written to the signal pipe; when it is read, all earlier signals have been read as well."""
 _PING_SECONDS: Final = 1.0
 
 _log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class _SigtermWatcher:
         self._pings = self._pongs = 0
 
     def watch(self, act: Callable[[], None]) -> None:
-        """Start calling `act` in a separate thread on each SIGTERM."""
+        """From now on, call `act` in a separate thread on each SIGTERM."""
         if threading.current_thread() is not threading.main_thread():
             _log.warning(
                 "fleet.init was called outside the main thread, where Python allows no signal handlers: as "
@@ -205,7 +205,7 @@ class _Lifecycle:
         _serve_progress(os.environ)
 
     def undo_in_child(self) -> None:
-        """Restore the previous hooks in a forked child, because its end is not the end of the replica."""
+        """Restore the previous hooks in a forked child, whose end is not the end of the replica."""
         self._sigterm.undo()
         if self._observing:
             if sys.excepthook == self.on_uncaught:

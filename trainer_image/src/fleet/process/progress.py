@@ -128,7 +128,7 @@ class Progress:
         self.reset()
 
     def reset(self) -> None:
-        """Clear everything, and replace the lock, which another thread may have held during a fork."""
+        """Clear all values, and replace the lock, which another thread may have held during a fork."""
         # Reentrant: a signal handler of the script may report while the main thread holds the lock.
         self._lock = threading.RLock()
         self._serving = False
@@ -139,7 +139,7 @@ class Progress:
         self._made = 0
         self._tables: Callable[[], Tables] = tuple
         self._reported: dict[str, Any] = dict.fromkeys(("step", "totalSteps", "loss", "samples"))
-        """The latest reported values, by name in the snapshot."""
+        """The latest reported values, by their names in the snapshot."""
         self._metrics: dict[str, float] = {}
         self._counters: dict[str, int | float] = {}
         self._curve = _LossCurve()
@@ -168,7 +168,7 @@ class Progress:
             return None if self._count_made is None else self._count_made()
 
     def show_tables(self, tables: Callable[[], Tables]) -> None:
-        """Show embedding tables, or only the largest ones if there are many.
+        """Show embedding tables in snapshots, or only the largest tables if there are many.
 
         Parameters
         ----------

@@ -1,7 +1,7 @@
 """The reporters that this package includes: TensorBoard, Weights & Biases, and MLflow.
 
-Each one uses its tool's own package, which must be installed, and the tool's own environment variables. See
-`fleet.process.reporting` for what a reporter is.
+Each reporter uses the package of its tool, which must be installed, and the tool's own environment variables.
+`fleet.process.reporting` describes what a reporter does.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from fleet.process.reporting import Reported
 __all__ = ["MLflow", "TensorBoard", "WandB"]
 
 _FLUSH_SECONDS = 5
-"""The time after which a value can be seen in TensorBoard."""
+"""The interval in seconds at which TensorBoard's writer flushes events to disk."""
 
 
 class TensorBoard:

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 __all__ = ["Reported", "Reporter", "Reporting", "close", "log"]
 
 GROUP: Final = "fleet.reporters"
-"""The group of the entry points of reporters."""
+"""The entry point group in which packages register reporters."""
 VARIABLE: Final = "FLEET_REPORTERS"
 CAPACITY: Final = 10_000
-"""The number of reports that wait for slow reporters."""
+"""The maximum number of reports in the queue of a slow reporter; older reports are dropped."""
 _log = logging.getLogger(__name__)
 
 
@@ -57,7 +57,7 @@ class Reporter(Protocol):
     """The interface of a reporter; it runs in a separate thread, and any exception stops it."""
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Record values.
+        """Record the values of one report.
 
         Parameters
         ----------
@@ -74,7 +74,8 @@ class Reporter(Protocol):
 
 
 Factory = Callable[[Reported], Reporter]
-"""An entry point of the group. If it has an attribute ``package``, that package must be importable."""
+"""Creates a reporter; the target of an entry point. If it has an attribute ``package``, that package must be
+importable."""
 
 
 class Reporting:
@@ -85,10 +86,10 @@ class Reporting:
     name : str
         The name of the reporter, for the log.
     factory : callable
-        Makes the reporter; called in the thread, because it may wait for a network.
+        Creates the reporter; called in the thread, because it may wait for a network.
     reported : Reported
     capacity : int
-        The number of reports that wait; then the oldest ones are dropped.
+        The maximum number of queued reports; if the queue is full, the oldest report is dropped.
     """
 
     def __init__(self, name: str, factory: Factory, reported: Reported, *, capacity: int = CAPACITY) -> None:
@@ -156,7 +157,7 @@ class Reporting:
 
 _starting = threading.Lock()
 _reporting: list[Reporting] | None = None
-"""None before the first report."""
+"""The reporters of this process; None before the first report."""
 
 
 def check(environ: Mapping[str, str]) -> None:

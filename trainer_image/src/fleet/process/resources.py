@@ -37,7 +37,7 @@ Processors other than x86 and other C libraries ignore it.
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 _MMAP_THRESHOLDS: Final = (1 << 30, 32 << 20)
-"""The thresholds to try, in order; some builds of glibc accept at most the second (HEAP_MAX_SIZE / 2)."""
+"""The mmap thresholds to try; some builds of glibc accept at most the second (HEAP_MAX_SIZE / 2)."""
 _NEVER_TRIM: Final = -1
 _USER_SETTINGS: Final = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
 _MALLOC_TUNABLES: Final = "glibc.malloc."

@@ -134,7 +134,7 @@ class MPISymmetricRoleMaker(RoleMaker):
 
 
 MPISymetricRoleMaker = MPISymmetricRoleMaker
-"""Paddle's spelling."""
+"""`MPISymmetricRoleMaker` in Paddle's spelling."""
 
 
 def _refuse_loopback(hosts: list[str], machines: list[str]) -> None:

@@ -9,7 +9,7 @@ __all__ = ["PaddleCloudRoleMaker"]
 
 _DEFAULT_PORT = "6174"
 _OF_TORCHRUN = "TORCHELASTIC_RUN_ID"
-"""A variable of torchrun's workers."""
+"""An environment variable that torchrun sets for its workers."""
 _ROLE_VARIABLES = (
     *("TRAINING_ROLE", "PADDLE_TRAINING_ROLE", "PADDLE_TRAINER_ID", "PADDLE_PSERVER_ID"),
     *("PADDLE_TRAINERS", "PADDLE_TRAINERS_NUM", "PADDLE_PSERVERS_IP_PORT_LIST", "PADDLE_PSERVER_IPS"),

@@ -16,7 +16,7 @@ from fleet.tables.philox import ADMISSION, random_words
 __all__ = ["Admission", "BloomFilter", "Candidates", "CountFilter", "Probability"]
 
 _MAX_COUNT: Final = 255
-"""Counters of a `BloomFilter` are bytes, and saturate."""
+"""The value at which the counters of a `BloomFilter`, which are bytes, saturate."""
 
 
 class Candidates(Protocol):

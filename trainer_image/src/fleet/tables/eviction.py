@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 _SLACK: Final = 16
-"""A full shard evicts one row in this many in a single update, so that few updates have to evict."""
+"""A full shard evicts one in this many of its rows at once, so that few updates have to evict."""
 _SEARCHES: Final = 8
 """`TimeToLive` searches a shard this many times in `steps` steps."""
 
@@ -74,7 +74,7 @@ class Eviction(Protocol):
     """Selects rows to evict. A table applies each of its eviction rules in turn."""
 
     marks: ClassVar[tuple[str, ...]]
-    """Names of the numbers that the rule keeps for each row, besides the last step; 0 in a new row."""
+    """The names of the rule's marks: numbers stored with each row, besides its last step; 0 in a new row."""
 
     def touch(self, marks: Marks, last: NDArray[np.int32], step: int) -> Marks:
         """Return the new marks of updated rows; marks are numbers by which the rule selects rows to evict.

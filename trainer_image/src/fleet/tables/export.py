@@ -72,7 +72,7 @@ def pruned(config: TableConfig, rows: TableRows, ids: Tensor) -> TableRows:
 
 
 def apply_delta(rows: TableRows, changed: TableRows, removed: Tensor) -> TableRows:
-    """Return the rows after applying a delta, sorted by id, as a serving process would compute them.
+    """Apply a delta to rows as a serving process would; return the resulting rows, sorted by id.
 
     Parameters
     ----------

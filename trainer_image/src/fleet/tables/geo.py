@@ -27,7 +27,7 @@ from fleet.tables.table import Table
 __all__ = ["Added", "GeoRows", "server_config"]
 
 _MIN_PENDING: Final = 1 << 16
-"""The number of pending ids above which they are merged."""
+"""The number of pending ids up to which they are never merged."""
 _NO_STATE: Final = TableRows(np.zeros(0, dtype=np.int64), torch.empty(0, 0, dtype=torch.float32), {})
 
 
@@ -52,7 +52,7 @@ class GeoRows:
     Parameters
     ----------
     config : TableConfig
-        Its rule is the one by which the trainer updates rows.
+        The table's configuration, with the rule by which the trainer updates rows.
     num_trainers : int
 
     Raises
@@ -71,11 +71,11 @@ class GeoRows:
         self._own = RowIndex()
         self._agreed = Table(replace(served, row_type=Float32(), storage=IN_MEMORY))
         self._touched: list[NDArray[np.int64]] = [np.zeros(0, dtype=np.int64)]
-        """Ids since the last exchange: distinct ones first, then an array for each later update."""
+        """Ids updated since the last exchange: distinct ids first, then an array for each later update."""
         self._largest = 0
-        """Ids of the largest update."""
+        """The number of ids in the largest update."""
         self._restored = _NO_STATE
-        """State from a checkpoint, for rows that are not touched yet."""
+        """State from a checkpoint, for rows that the trainer has not copied yet."""
 
     def has(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return, for each id, whether the trainer has a copy of its row; bool[n]."""
@@ -124,7 +124,7 @@ class GeoRows:
         return sum(each.size for each in self._touched) + self._largest
 
     def leaving(self, step: int) -> RowGradients:
-        """For the servers, return the changes to all rows updated since the last call, sorted by id.
+        """Return, for the servers, the changes of all rows updated since the last call, sorted by id.
 
         Parameters
         ----------

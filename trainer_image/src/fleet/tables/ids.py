@@ -18,9 +18,9 @@ from fleet.tables.kernels import FEW, library
 __all__ = ["SHARDS", "Placement", "distinct_by_numpy", "distinct_ids", "shard_of"]
 
 SHARDS: Final = 256
-"""Virtual shards of a table."""
+"""The number of virtual shards of a table."""
 _MAX_IDS: Final = 2**31 - 1
-"""The C code counts ids as uint32."""
+"""The maximum number of ids that are passed to the C code, which stores their positions as uint32."""
 
 _FIRST: Final = np.uint64(0xFF51AFD7ED558CCD)
 _SECOND: Final = np.uint64(0xC4CEB9FE1A85EC53)

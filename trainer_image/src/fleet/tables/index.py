@@ -1,7 +1,7 @@
 """Vectorized indexes from 64-bit ids to row numbers.
 
 `RowIndex` is a hash table with open addressing and linear probing, in buckets of four entries. An entry holds
-the number of a row, and `RowNumbers` knows the id of each row; so a hit costs two random reads, and the index
+the number of a row, and `RowNumbers` has the id of each row; so a hit costs two random reads, and the index
 takes 12 to 20 bytes per row. The bits that row numbers do not need hold a mark, which is more of the id's
 hash. A mark nearly always tells entries of other ids apart without reading those ids. Every call handles many
 ids; those that are not in their first bucket, about one in twenty, proceed to the next buckets together. If a
@@ -33,7 +33,7 @@ _FREE: Final = np.uint32(0xFFFFFFFF)
 _REMOVED: Final = np.uint32(0xFFFFFFFE)
 """An entry whose id was removed; searches continue past it."""
 _ENTRY_BITS: Final = 31
-"""Bits of a row number and its mark together; the highest bit marks entries without a row."""
+"""The number of bits for a row number and its mark; the highest bit of an entry is set if it has no row."""
 _ENTRY: Final = np.uint32((1 << _ENTRY_BITS) - 1)
 _HIGH_HALVES: Final = slice(int(sys.byteorder == "little"), None, 2)
 """Selects the upper 32 bits of 64-bit numbers that are viewed as 32-bit ones."""
@@ -43,7 +43,7 @@ _FULL: Final = 0.7
 """The load factor at which the index grows."""
 _BUCKET: Final = 4
 _BUCKET_TYPE: Final = np.dtype((np.void, 4 * _BUCKET))
-"""NumPy reads a bucket as one element."""
+"""The dtype of a bucket, with which NumPy reads the whole bucket as one element."""
 _BUCKETS_AT_ONCE: Final = 4
 """The number of buckets that each pass of a search reads, after the first bucket."""
 _MIN_ENTRIES: Final = 64
@@ -116,7 +116,7 @@ class RowIndex:
     numbers : RowNumbers
         The rows that exist, and the id of each.
     addresses : RowAddresses
-        Where compiled loops find the index; kept up to date.
+        The addresses of the index, for compiled loops; kept up to date.
     """
 
     def __init__(self) -> None:
@@ -216,7 +216,7 @@ class RowIndex:
         self.addresses.ids = self.numbers.ids.ctypes.data
 
     def _hash(self, ids: Ids) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
-        """Return each id's first bucket, and its mark, which its entry stores above the row number."""
+        """Return each id's first bucket and mark; entries store the mark in the bits above the row number."""
         hashed = ids.view(np.uint64) * _GOLDEN
         marks = hashed.view(np.uint32)[_HIGH_HALVES] << self._number_bits
         marks &= _ENTRY
@@ -302,10 +302,10 @@ class RowIndex:
         self._pages = PagedArray(size // _BUCKET, _BUCKET_TYPE)
         self._buckets = self._pages.values
         self._entries = self._buckets.view(np.uint32)
-        """Each entry is a row number below its mark, `_FREE` or `_REMOVED`."""
+        """Each entry is `_FREE`, `_REMOVED`, or a row number with its mark in the bits above it."""
         self._entries[:] = _FREE
         self._used = 0
-        """Entries that are not free, removed ones included."""
+        """The number of entries that are not free, removed entries included."""
         # There are never more rows than entries, so row numbers fit into these bits until the next call.
         bits = min(_ENTRY_BITS, max(size.bit_length() - 1, self.numbers.end.bit_length()))
         self._number_bits = np.uint32(bits)
@@ -330,7 +330,7 @@ class DirectIndex:
         self._rows = PagedArray(num_ids, np.int32)
         self._rows.values[:] = MISSING
         self.addresses = RowAddresses(direct=self._rows.values.ctypes.data, size=num_ids)
-        """Where compiled loops find the index."""
+        """The addresses of the index, for compiled loops."""
         for rows in numbers.chunks():
             self._rows.values[numbers.ids[rows]] = rows
 

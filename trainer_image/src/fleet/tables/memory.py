@@ -21,7 +21,7 @@ __all__ = ["RowMemory", "TableStatistics"]
 _GROWTH: Final = 1.125
 _MIN_ROWS: Final = 64
 _MAX_ROWS: Final = 2**31 - 1
-"""Indexes hold row numbers as int32."""
+"""The maximum number of rows, because indexes store row numbers as int32."""
 _DENSE: Final = 4
 """If at least one id in this many has a row, a direct index is no larger than a hash index."""
 
@@ -55,7 +55,7 @@ class RowMemory:
         self.store = storage.rows(width)
         self.store.resize(_MIN_ROWS)
         self._shards = PagedArray(_MIN_ROWS, np.int16)
-        """By row, one more than its shard; 0 for no row."""
+        """For each row number, 1 plus the row's virtual shard, or 0 if there is no such row."""
         self.num_rows = np.zeros(SHARDS, dtype=np.int64)
         self._width = width
         self._few, self._many = library(keeps_lock=True), library()

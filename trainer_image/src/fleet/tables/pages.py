@@ -16,9 +16,9 @@ __all__ = ["PagedArray"]
 
 _LARGE_PAGE: Final = 2 << 20
 _SMALL: Final = 4 << 20
-"""Smaller arrays, in bytes, are left to the allocator."""
+"""The size in bytes below which the allocator provides the memory of an array."""
 _RESERVED: Final = 4
-"""An array reserves addresses for this multiple of its size; memory is used only as it grows."""
+"""The multiple of its size for which an array reserves addresses; memory is used only as the array grows."""
 _COPY_BYTES: Final = 32 << 20
 
 

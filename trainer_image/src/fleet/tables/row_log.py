@@ -33,7 +33,7 @@ _NUMBER: Final = np.dtype(np.int32)
 _UNSUPPORTED: Final = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM}
 
 _BLOCK: Final = 4096
-"""O_DIRECT reads begin and end at multiples of this, the block size of disks."""
+"""The block size of disks; O_DIRECT reads begin and end at multiples of the block size."""
 _READS_AT_ONCE: Final = 256
 _READS_TOGETHER: Final = 64
 """The number of reads that are submitted and awaited together."""
@@ -68,15 +68,15 @@ class RowLog:
         # A segment starts with its records; the row number of each record follows.
         self._segment_bytes = self._records_bytes + -(-self._per_segment * _NUMBER.itemsize // _PAGE) * _PAGE
         self._live = np.zeros(0, dtype=np.int64)
-        """By segment, the number of its live records."""
+        """The number of live records in each segment."""
         self._next = 0
-        """The place after the newest record."""
+        """The position after the newest record."""
         try:
             self._direct: DirectReads | None = DirectReads(self._file.fileno(), dtype)
         except OSError:
             self._direct = None
         self._durable = np.zeros(0, dtype=np.bool_)
-        """By segment, whether all of it is on the disk, so that direct reads see it."""
+        """Whether each segment is completely on the disk, so that direct reads see its records."""
         self._flushing: int | None = None
         """The newest full segment, which the system is writing to the disk."""
 
@@ -142,7 +142,7 @@ class RowLog:
         return found
 
     def emptiest(self) -> tuple[Places, NDArray[np.int64]] | None:
-        """Return the positions and row numbers of the segment with the fewest live records.
+        """Return positions and row numbers of the records in the segment with the fewest live records.
 
         Return None if more than half of the records in segments with live records are live, because rewriting
         would free too little.
@@ -157,7 +157,7 @@ class RowLog:
         return self._segment(int(np.flatnonzero(candidates)[np.argmin(self._live[candidates])]))
 
     def segments(self) -> Iterator[tuple[Places, NDArray[np.int64]]]:
-        """Yield the positions and row numbers of each segment."""
+        """Yield the positions and row numbers of the records in each segment."""
         return (self._segment(segment) for segment in range(self._live.size))
 
     def _segment(self, segment: int) -> tuple[Places, NDArray[np.int64]]:
@@ -273,7 +273,7 @@ class _Calls(NamedTuple):
 
 
 _CALLS: Final = {"x86_64": _Calls(206, 207, 208, 209), "aarch64": _Calls(0, 1, 4, 2)}
-"""By machine."""
+"""The system call numbers of each machine architecture."""
 _REQUEST: Final = np.dtype(
     {
         "names": ["slot", "operation", "file", "buffer", "bytes", "offset"],
@@ -320,7 +320,7 @@ class DirectReads:
         weakref.finalize(self, self._library.syscall, ctypes.c_long(self._calls.io_destroy), self._context)
         self._record = record
         self._room = -(-(record.itemsize - 1 + _BLOCK) // _BLOCK) * _BLOCK
-        """Bytes of the blocks that a record may span."""
+        """The maximum size in bytes of the blocks that a record spans."""
         # O_DIRECT needs memory that is aligned to blocks, as mappings are.
         self._buffer = mmap.mmap(-1, _READS_AT_ONCE * self._room)
         slots = np.arange(_READS_AT_ONCE)
@@ -348,7 +348,7 @@ class DirectReads:
         self._is_reading = True
         records = np.empty(offsets.size, self._record)
         record_of = np.zeros(_READS_AT_ONCE, dtype=np.int64)
-        """By slot, the record that it reads."""
+        """The index of the record that each slot reads."""
         free, begun, ended = np.arange(_READS_AT_ONCE), 0, 0
         while ended < offsets.size:
             slots, free = np.split(free, [min(free.size, offsets.size - begun)])

@@ -36,11 +36,11 @@ class Snapshot:
     Attributes
     ----------
     step : int
-        The newest update it contains.
+        The step of the newest update that it contains.
     since : int, optional
         Only rows that were updated after this step are in it.
     removed : int64[n]
-        Ids that lost their rows since that step, ascending; empty without `since`.
+        Ids whose rows were removed after that step, ascending; empty without `since`.
     policies : mapping of name to array
         As in `TableRows`, of all shards.
     """
@@ -61,9 +61,9 @@ class Snapshot:
         self._memory = memory
         self._layout = layout
         self._returned = np.zeros(memory.numbers.end, dtype=np.bool_)
-        """By row number, whether the row was returned; higher numbers are new rows."""
+        """For each row number, whether the row was returned; higher numbers belong to new rows."""
         self.is_done = not memory.numbers.end
-        """Whether no more rows have to be copied."""
+        """True once rows no longer have to be copied before they change."""
         self._copies = RowMemory(layout.width + _EXTRA)
         """Copies of rows before they changed, with the table's row numbers as ids."""
         self._num_rows = len(memory)

@@ -20,13 +20,13 @@ _UNWRITTEN: Final = -1
 _FIRST: Final = -2
 """The location of a row at place 0 of the file; place p is at ``_FIRST - p``."""
 _WINDOW: Final = 8
-"""The number of candidates considered per row that moves to the file."""
+"""The number of rows in memory that are considered for each row that moves to the file."""
 _RECENT: Final = 1 << 15
-"""Maximum number of rows read from the file that are kept for the update that follows."""
+"""The maximum number of rows read from the file that are cached for the following update."""
 _MIN_ROWS: Final = 1024
-"""Minimum number of rows in memory, however few bytes were configured."""
+"""The minimum number of rows in memory, even if fewer bytes are configured."""
 _MAX_TIME: Final = (1 << 31) - 1
-"""Writes are ordered by an int32 clock; when it overflows, the older half of all times becomes 0."""
+"""The maximum of the int32 clock that orders writes; on overflow, the older half of all times becomes 0."""
 
 Numbers = NDArray[np.int64]
 Records = NDArray[np.void]
@@ -196,14 +196,14 @@ class _OnDisk:
         self._recent = RecentReads(max(1, _MIN_ROWS // 16, recent), self._type)
         self._num_slots = max(_MIN_ROWS, (memory - self._recent.nbytes) // (self._type.itemsize + 8))
         self._where = PagedArray(0, np.int32)
-        """By row: its slot in memory, `_UNWRITTEN`, or ``_FIRST`` minus its place in the file."""
+        """For each row, its slot in memory, `_UNWRITTEN`, or ``_FIRST`` minus its place in the file."""
         self._last = PagedArray(0, np.int32)
-        """By row: the time of its last write; 0 for never."""
+        """For each row, the time of its last write, or 0 if the row was never written."""
         self._slots = PagedArray(0, self._type)
         self._row_of = PagedArray(0, np.int32)
-        """By slot: its row."""
+        """The row in each slot."""
         self._before = PagedArray(0, np.int32)
-        """By slot: the time of the second-to-last write of its row."""
+        """For each slot, the time of the second-to-last write of its row."""
         self._now = 0
         self._used = self._hand = 0
         """The number of slots in use, and the slot to consider next for eviction."""

@@ -55,10 +55,10 @@ class Table:
         self._touched = np.full(SHARDS, -1, dtype=np.int64)
         """By virtual shard, the step of its last update; kept only for eviction rules."""
         self._step = step
-        """The newest step of an update."""
+        """The highest step of any update."""
         self._snapshot: Snapshot | None = None
         self._loop = compiled_step(type(config.rule)) if self._layout.holds_values else None
-        """The compiled loop that updates rows as the rule does."""
+        """The compiled loop whose results are bitwise identical to the rule's, or None."""
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -332,7 +332,7 @@ class Table:
         return before
 
     def _read(self, rows: NDArray[np.int64], new: NDArray[np.bool_], first: Tensor | None) -> Tensor:
-        """Return the packed words of rows; those of new rows come from `first`."""
+        """Return the packed words of rows; the words of new rows come from `first`."""
         if first is None:
             return self._memory.store.read(rows)
         words, at = first.new_empty(rows.size, first.shape[1]), torch.from_numpy(new)

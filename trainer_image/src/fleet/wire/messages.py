@@ -40,7 +40,8 @@ MAX_TEXT_BYTES: Final = 1 << 20
 """The largest size of a JSON or text payload, in bytes."""
 
 HyperParameters = tuple[dict[str, Any], ...]
-"""One mapping per param group, in group order, from names to numbers, booleans, None or tuples of these."""
+"""The hyper-parameters of a step: one mapping per param group, in group order. A value is a number,
+a boolean, None or a tuple of these."""
 
 NO_STEP: Final[HyperParameters] = ()
 """The hyper-parameters of a step that the trainer skips because its gradients are not finite."""

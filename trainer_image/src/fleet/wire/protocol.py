@@ -83,9 +83,9 @@ class Kind(enum.IntEnum):
     PARAM = 6
     """One block's value after a step."""
     UNCHANGED = 7
-    """The block was not stepped and keeps its value, because no trainer had a gradient for it."""
+    """Notice that a block keeps its value after a step, because no trainer had a gradient for the block."""
     COMPLETE = 8
-    """The trainer has completed; the server answers with the same kind and lists all completed trainers."""
+    """Notice that a trainer has completed; the server's reply of the same kind lists all such trainers."""
     ERROR = 9
     """The type and message of an error of the sender, which then closes the connection."""
     CONFIRM = 10
@@ -94,13 +94,13 @@ class Kind(enum.IntEnum):
     While a gradient waits for a receive buffer, the server also sends this kind without a request.
     """
     GOODBYE = 11
-    """The trainer has received the server's COMPLETE, so the session is no longer needed."""
+    """Notice that the trainer has received the server's COMPLETE, so the session is no longer needed."""
     LOOK_UP = 12
     """A trainer's request for a table's rows by id; in sync mode, for the rows at the header's step."""
     ROWS = 13
     """The requested rows, in the order of their ids; look-ups are answered in order of arrival."""
     ROW_GRADIENT = 14
-    """One table's gradient for a step: ids, and a row for each; empty if no row on the server has one."""
+    """One table's gradient for a step: ids and their rows; empty if no row on the server has a gradient."""
     STEPPED = 15
     """Notice that a table has been updated: later look-ups return its rows after that step.
 
@@ -190,7 +190,7 @@ _OF_A_BLOCK: Final = frozenset({Kind.GRAD, Kind.PARAM, Kind.UNCHANGED})
 _OF_A_TABLE: Final = frozenset({Kind.LOOK_UP, Kind.ROWS, Kind.ROW_GRADIENT, Kind.STEPPED})
 _OF_A_STEP: Final = frozenset({Kind.GRAD, Kind.ROW_GRADIENT, Kind.STEP_END})
 _NOTHING: Final = (1, 0, 1)
-"""The bounds of a payload that does not exist."""
+"""The bounds for an unknown table; no payload size satisfies them."""
 _BYTES_PER_NUMBER: Final = 4
 _MAX_TRAINERS: Final = 1 << 16
 
@@ -345,7 +345,7 @@ class Conversation:
             for kind in _OF_A_TABLE
             for table, size in row_bytes.items()
         }
-        """The least and largest size of a payload that is not empty, and the number that divides the size."""
+        """The minimum and maximum size of a non-empty payload, and the number that must divide the size."""
 
     def resume(self, state: State, step: int) -> None:
         """Continue in the final state of an earlier connection; call this directly after the greeting.

@@ -50,7 +50,7 @@ _ID_BYTES: Final = 8
 _FIRST: Final = struct.Struct("<qB7x")
 _WIDTHS: Final = (1, 2, 4, 8)
 _GAPS: Final = {width: np.dtype(f"<u{width}") for width in _WIDTHS}
-"""The dtype of gaps of each width."""
+"""The dtype of the gaps between ids, by width in bytes."""
 _SWAPS: Final = sys.byteorder == "big"
 
 Ids = NDArray[np.int64]

@@ -17,7 +17,7 @@ from torch import Tensor
 __all__ = ["FEW", "RowAddresses", "is_plain", "library"]
 
 FEW: Final = 1024
-"""A loop over at most this many ids keeps the interpreter's lock: another thread could hold it for longer."""
+"""A loop over at most this many ids keeps the GIL: reacquiring the GIL could take longer than the loop."""
 _POINTER, _COUNT = ctypes.c_void_p, ctypes.c_int64
 _STEP: Final = (
     *(_COUNT, _POINTER, _POINTER, _COUNT, _POINTER, _POINTER, _POINTER, _COUNT),
@@ -31,7 +31,7 @@ _PROTOTYPES: Final[dict[str, tuple[Any, ...]]] = {
     "fleet_step_rows": _STEP,
     "fleet_step_rows_fused": _STEP,
 }
-"""The result and the arguments of each function."""
+"""The result type and the argument types of each function."""
 
 
 class RowAddresses(ctypes.Structure):
