@@ -19,13 +19,13 @@ class PlannedBlock:
     id: int
     """The block's position among all blocks of the job; the same on every trainer and server."""
     name: str
-    """Such as ``w.block1``; the parameter's own name if it is not sliced."""
+    """The block's name, such as ``w.block1``; the parameter's name if the parameter is not sliced."""
     grad: str
-    """The sent variable, without a trainer's suffix: ``w@GRAD.block1``, or ``w.block1.delta`` in GEO."""
+    """The sent variable's name without a trainer's suffix: ``w@GRAD.block1``; in GEO, ``w.block1.delta``."""
     param: str
     param_shape: tuple[int, ...]
     dtype: str
-    """The torch dtype's name without its module: ``float32``."""
+    """The name of the torch dtype without its module, such as ``float32``."""
     index: int
     """The block's position among the blocks of its parameter."""
     begin: int
