@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
+import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +33,19 @@ settings.load_profile("ci" if IN_CI else "here")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 TURNS = pytest.StashKey[Turns]()
+
+HANG_SECONDS = 1000
+"""How long a test may hang where no signal reaches it: the process then prints all stacks, and ends."""
+
+armed_at = -HANG_SECONDS
+
+
+def expect_progress() -> None:
+    """Arm the timer for `HANG_SECONDS`; pytest's own is armed for every test, which takes a thread each."""
+    global armed_at
+    if (now := int(time.monotonic())) - armed_at > HANG_SECONDS // 10:
+        faulthandler.dump_traceback_later(HANG_SECONDS, exit=True, file=sys.__stderr__)
+        armed_at = now
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -73,11 +89,22 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_runtest_protocol(
     item: pytest.Item, nextitem: pytest.Item | None
 ) -> Generator[None, object, object]:
-    """Wait for a test's turn, which takes nothing of the time that the test has."""
-    if (turns := item.config.stash.get(TURNS, None)) is None:
-        return (yield)
-    with turns.turn(serial=is_serial(item), next_is_serial=is_serial(nextitem)):
-        return (yield)
+    """Wait for a test's turn, which takes nothing of the time that the test has.
+
+    After the last test of a module, look through what it has left, and never again: later tests look through
+    all objects as well, to find the module that holds a parameter.
+    """
+    expect_progress()
+    turns = item.config.stash.get(TURNS, None)
+    try:
+        if turns is None:
+            return (yield)
+        with turns.turn(serial=is_serial(item), next_is_serial=is_serial(nextitem)):
+            return (yield)
+    finally:
+        if nextitem is None or nextitem.path != item.path:
+            gc.collect()
+            gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -54,9 +54,12 @@ PRELOADED = (
     "torch.utils.data",
     "safetensors.torch",
     "google.protobuf.text_format",
+    "grpc",
+    "grpc_health.v1.health_pb2",
 )
 LAUNCHERS = {"torchrun": "torch.distributed.run", "accelerate": "accelerate.commands.accelerate_cli"}
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # threads do not survive a fork
+WITHOUT_FORK_SUPPORT = {"GRPC_ENABLE_FORK_SUPPORT": "0"}  # as fleet sets it before it imports gRPC
 LARGEST_REQUEST = 1 << 17
 
 RELAY = """#!{python} -IS
@@ -234,7 +237,7 @@ def _forker(preloaded: Sequence[str], python: str) -> socket.socket:
                 listener.listen()
                 subprocess.Popen(
                     [python, "-m", __name__, str(listener.fileno()), *preloaded],
-                    env=os.environ | ONE_THREAD,
+                    env=os.environ | ONE_THREAD | WITHOUT_FORK_SUPPORT,
                     cwd=Path(__file__).parents[2],
                     pass_fds=[listener.fileno()],
                     stdin=subprocess.DEVNULL,

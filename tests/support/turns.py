@@ -81,6 +81,12 @@ class Scheduler(LoadScopeScheduling):  # type: ignore[misc] # xdist has no types
             return "operators" if module.endswith(OWN_OPERATORS) else "operator"
         return module if "/unit/" in module or module.endswith(OWN_PLANE + SHARING) else nodeid
 
+    def _pending_of(self, workload: dict[str, dict[str, bool]]) -> int:
+        """Return the number of pending tests; forget completed scopes, which are counted after each test."""
+        for scope in [scope for scope, completed in workload.items() if all(completed.values())]:
+            del workload[scope]
+        return int(super()._pending_of(workload))
+
 
 class Turns:
     """Locks, shared by all processes with the same folder, that decide which tests may run."""

@@ -63,7 +63,7 @@ def test_a_programs_own_handler_decides():
         "import signal, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(42))\n"
         "print('ready', flush=True)\n"
-        "time.sleep(60)"
+        "for _ in range(600): time.sleep(0.1)"  # a signal just before a sleep does not shorten it
     )
     with start(program) as process:
         assert process.stdout is not None
