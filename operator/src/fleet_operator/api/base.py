@@ -72,7 +72,7 @@ PATTERNS = {
     OBJECT_NAME: "lower case letters, digits, '-' and '.', with a letter or a digit first and last",
     RESOURCE_NAME: "names of resources: cpu, memory, ephemeral-storage, hugepages-SIZE or DOMAIN/NAME",
 }
-"""A description of the values that match each pattern."""
+"""Maps each pattern to a description of the values that match it."""
 
 LabelKey = Annotated[str, StringConstraints(pattern=_LABEL_KEY)]
 LabelValue = Annotated[str, StringConstraints(max_length=63, pattern=_LABEL_VALUE)]

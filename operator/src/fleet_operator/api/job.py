@@ -469,7 +469,7 @@ class FleetJobSpec(Model):
 
 
 class ObjectMeta(Model):
-    """The metadata fields on which decisions depend."""
+    """The fields of a job's metadata on which the operator's decisions depend."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -576,7 +576,7 @@ class FleetJob(Model):
 
     @property
     def gang(self) -> Gang:
-        """The gang scheduler that holds back the pods until all of them can run, if any."""
+        """The gang scheduler that holds back the pods until all of them can run, or `Gang.NONE`."""
         if self.spec.pod_group_policy is not None:
             return self.spec.pod_group_policy.gang
         return Gang.NONE if self.queue_name is None else Gang.KUEUE

@@ -16,7 +16,7 @@ __all__ = ["PortBlocks", "QuotaBackOff", "ReplicaRestarts", "StoredLedger", "Sto
 
 
 class ReplicaRestarts(StatusModel):
-    """The restarts of one replica that did not restart the whole job."""
+    """The restarts of a single replica, which do not include restarts of the whole job."""
 
     index: int
     count: int
@@ -34,7 +34,7 @@ class PortBlocks(StatusModel):
 
 
 class StoredRole(StatusModel):
-    """The history of a role's replicas, with indexes such as ``0-2,4``."""
+    """The history of a role's replicas, with lists of replicas in the form ``0-2,4``."""
 
     restarts: tuple[ReplicaRestarts, ...] = ()  # of the replicas that were restarted by themselves
     created: str = ""  # replicas whose present pod has been observed

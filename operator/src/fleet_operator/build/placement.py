@@ -17,7 +17,7 @@ _SHARED_MEMORY_PATH = "/dev/shm"  # noqa: S108  the standard path of shared memo
 _ADDRESS = "FLEET_POD_IP"
 _NCCL = {"NCCL_DEBUG": "WARN"}  # NCCL is silent about failures by default
 _FLIGHT_RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
-"""Makes torch dump each rank's preceding collectives when an NCCL collective times out."""
+"""The variables that make torch dump each rank's last collectives when an NCCL collective times out."""
 
 
 def place(spec: dict[str, Any], container: dict[str, Any], job: FleetJob, role: Role) -> None:

@@ -64,7 +64,7 @@ def _variables(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def check_folders(job: FleetJob, given: Given) -> None:
-    """Reject folders that replace no volume or do not exist; create those for emptyDirs and checkpoints.
+    """Reject unusable folders, and create missing folders for emptyDirs and checkpoints.
 
     Raises
     ------

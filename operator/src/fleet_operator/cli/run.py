@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from fleet_operator.cli.replica import ReplicaView
 
 READ_BYTES = 1 << 18
-"""The number of bytes per read; faster output of a replica is shown with a delay."""
+"""The maximum number of bytes per read; output that is written faster is shown with a delay."""
 
 
 class Follower:
@@ -71,7 +71,7 @@ class Follower:
             self._position = log.stat().st_size
 
     def read(self) -> bool:
-        """Show newly read lines; return False if there are none."""
+        """Read from the log and show complete lines; return whether the log may have more to read."""
         try:
             with self._log.open("rb") as file:
                 file.seek(self._position)
@@ -227,7 +227,7 @@ async def run_job(job: FleetJob, options: RunOptions, display: Display) -> RunRe
 
 
 class Stuck(Observer):
-    """Detects passes that fail repeatedly, because a local run does not recover on its own.
+    """Detects repeatedly failing passes, from which a local run does not recover on its own.
 
     Parameters
     ----------

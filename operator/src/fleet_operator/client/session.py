@@ -31,7 +31,7 @@ MANAGER = "fleetjob"
 """The field manager of this program."""
 
 SHOWN_NAMES = 3
-"""How many names of pods a message shows."""
+"""The maximum number of pod names in a message."""
 
 SYNC_SECONDS = 60.0
 """How long the initial list of a watch may take."""
@@ -180,7 +180,7 @@ class Session:
         timeout_seconds: float | None = None,
         say: Callable[[str], None] | None = None,
     ) -> Summary:
-        """Wait until a job has finished, and return it; pass each new summary line to `say`.
+        """Wait until a job has finished, and return its summary; pass each new summary line to `say`.
 
         Raises
         ------

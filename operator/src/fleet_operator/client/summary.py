@@ -21,7 +21,7 @@ UNSEEN = "no operator has processed it yet; is one running? (kubectl get deploym
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A summary of a job."""
+    """The data of a job that the ``fleetjob`` command displays."""
 
     namespace: str
     name: str

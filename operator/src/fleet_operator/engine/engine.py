@@ -177,7 +177,7 @@ class Engine:
         self._observer.passed(key, outcome.result, now - started)
 
     def _settle(self, key: Key, outcome: Outcome, now: float) -> None:
-        """Return a key to the queue and schedule its next pass."""
+        """Record in the queue that the pass over a key has ended, and schedule the next pass."""
         if outcome.result is Result.GONE:
             self._known.discard(key)
         else:

@@ -70,7 +70,7 @@ FEATURES = {
 
 RESOURCES = {each.key: each for each in FEATURES.values()}
 KINDS = {PODS: "Pod", SERVICES: "Service"} | {key: each.kind for key, each in RESOURCES.items()}
-"""The kinds, by the plural name or by the key of a `Resource`."""
+"""Maps plural names, and the keys of optional resources, to kinds."""
 
 
 def collection(resource: str, namespace: str | None) -> str:

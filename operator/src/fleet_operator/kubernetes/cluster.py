@@ -50,10 +50,10 @@ UNSEEN_SECONDS = 5.0
 """How long a deletion may remain unconfirmed before the pod counts as existing again."""
 
 _NOT_THE_AUTHORS = (SERVICES, FEATURES["networkPolicies"].key)
-"""Kinds with no content from a job's manifest, so that the job never causes their refusal."""
+"""Resources without content from a job's manifest, which thus cannot be the cause of a refusal."""
 
 _WRITTEN_BY_AUTHORS = (PODS, FEATURES["checkpointClaims"].key)
-"""Kinds that are built from a template, which may contain misspelt fields."""
+"""Resources that are built from a template, which may contain misspelt fields."""
 
 
 class KubernetesCluster:
@@ -103,7 +103,7 @@ class KubernetesCluster:
         return self._view.jobs.get(key)
 
     def observe(self, job: FleetJob) -> Observed | None:
-        """Return the objects of `job`, or None while the cache lacks some of them or our own writes."""
+        """Return the objects of `job`, or None while the cache is incomplete or older than our own writes."""
         key = Key.of(job)
         if not self._view.scope_of(key.namespace).shows_what_jobs_own:
             return None

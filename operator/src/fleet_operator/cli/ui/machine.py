@@ -20,7 +20,7 @@ Document = dict[str, Any]
 FINAL = ("Succeeded", "Failed", "Stopped")
 LOST = "its runner ended without a summary, for example by SIGKILL; no process of the run is left"
 LOG_BYTES = 1 << 18
-"""The maximum number of bytes of a log in one answer."""
+"""The maximum number of bytes of a log in one response."""
 
 REPLICA = re.compile(r"(?:pserver|trainer)-\d+")
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 Point = tuple[int, float]
 
 SHOWN_POINTS = 1000
-"""The maximum number of points of one curve in an answer."""
+"""The maximum number of points of one curve in a response."""
 
 
 class Series:
