@@ -141,7 +141,7 @@ def _own_script(words: Sequence[str]) -> str | None:
 
 
 def _python_runs(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the module and arguments that python runs; for a script, an empty string and its command."""
+    """Return the module that python runs and its arguments, or "" and the script with its arguments."""
     left = list(words)
     while left:
         word = left.pop(0)

@@ -284,7 +284,7 @@ def _listed(
 
 
 def _port_pattern(ports: Sequence[int], slots: int) -> str:
-    """Return the ports of the first pod's processes, and the offset between the ports of consecutive pods."""
+    """Return a pattern with the ports of the first pod's processes, and the offset of each further pod."""
     apart = ports[1] - ports[0] if len(ports) > 1 else 0
     if slots == 1 and apart == 0:
         return str(ports[0])

@@ -122,7 +122,7 @@ class RunResult:
     logs : Path
         The folder of the replicas' logs.
     wall_seconds : float
-        The time from the start of the first process to the end of the last.
+        The time from the start of the run until all of its processes have ended.
     stopped_by : int, optional
         The exit status if the run was stopped before the job had finished.
     problem : str, optional
@@ -260,7 +260,7 @@ class Run:
     options : RunOptions
         The time-out, the folder of the logs, whether to follow one, and the receiver of scalars.
     record : RunRecord
-        Gets the view for others to read.
+        Receives each state of the view, which `fleetjob ui` reads from it.
     """
 
     def __init__(
@@ -375,7 +375,7 @@ class Run:
         return CLEAN_UP_SECONDS + max((pod.grace_seconds for pod in self._cluster.kubelet.pods), default=0)
 
     async def _stop_pods(self) -> None:
-        """Stop the processes that are still running; kill them at a second signal."""
+        """Stop the processes that are still running, and wait for them no longer than their grace period."""
         alive = [pod.grace_seconds for pod in self._cluster.kubelet.pods if not pod.ended]
         grace = min(max(alive, default=0), STOP_GRACE_SECONDS)
         self._cluster.kubelet.stop_all(grace_seconds=grace)

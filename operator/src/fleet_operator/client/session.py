@@ -357,7 +357,7 @@ def _whole(manifest: Mapping[str, Any]) -> Entry[Manifest]:
 
 
 def connect(where: Where) -> Connection:
-    """Log in, which may take long if a credential program waits for the user to sign in."""
+    """Log in and return the connection; this takes long if a credential program lets the user sign in."""
     return connect_user(os.environ, kubeconfig=where.kubeconfig, context=where.context)
 
 

@@ -223,7 +223,7 @@ class ReadyKeys(Generic[K]):
             (self._first if self._ahead(key) else self._others).append(key)
 
     def pop(self) -> K | None:
-        """Remove and return the next key that is not being processed, or None."""
+        """Remove and return the next key, or None if no ready key may be processed now."""
         has_room = self._others_at_once is None or len(self._others_out) < self._others_at_once
         its_turn = self._others and has_room and self._in_a_row >= AHEAD_IN_A_ROW
         if self._first and not its_turn:

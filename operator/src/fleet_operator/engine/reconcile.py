@@ -236,7 +236,7 @@ class Reconciler:
 
 
 def _in_order(actions: Iterable[Action]) -> Iterator[Sequence[Action]]:
-    """Group the actions into steps: adjacent pod actions form one step; every other action is its own step.
+    """Group actions into steps: adjacent creations, or deletions, of pods are one step, others one each.
 
     The pod that determines the key of a life is also a step of its own.
     """

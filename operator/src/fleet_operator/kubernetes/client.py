@@ -260,7 +260,7 @@ class ApiClient:
         return await self._request("PATCH", path, params=params, body=manifest, content_type=APPLY_PATCH)
 
     async def delete(self, path: str, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Delete the object at `path`, with the preconditions in `options`; return the response."""
+        """Delete the object at `path` with the given DeleteOptions; return the response."""
         body = {"apiVersion": "v1", "kind": "DeleteOptions", **options}
         return await self._request("DELETE", path, body=body)
 
@@ -284,12 +284,12 @@ class ApiClient:
     async def chunks(
         self, path: str, params: Mapping[str, str], *, silence_seconds: float | None = None
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Open an endless response, such as a log; the context manager yields its bytes as they arrive.
+        """Open a response without a time limit, such as a log; the context manager yields arriving bytes.
 
         Raises
         ------
         ApiError
-            The server refused it.
+            The server refused the request.
         aiohttp.ClientError, TimeoutError
             The connection was lost, or no byte arrived for `silence_seconds`, if given.
         """

@@ -247,7 +247,7 @@ class KubernetesCluster:
         await self._events.record(Subject(*Key.of(job), job.metadata.uid or ""), event)
 
     async def _create(self, job: FleetJob, resource: str, manifest: Mapping[str, Any]) -> bool:
-        """Create an object; return whether it did not exist before."""
+        """Create an object; return False if an object with its name already exists."""
         key, name = Key.of(job), manifest["metadata"]["name"]
         before = self._refusals.last(key)
         try:
@@ -345,7 +345,7 @@ def metrics_readers(
 
 
 def _only(uid: str, version: str | None) -> dict[str, Any]:
-    """Return preconditions that restrict a deletion to this object and, if given, to this version."""
+    """Return DeleteOptions that restrict a deletion to this object and, if given, to this version."""
     preconditions = {"uid": uid} if version is None else {"uid": uid, "resourceVersion": version}
     return {"preconditions": preconditions, "propagationPolicy": "Background"}
 

@@ -79,7 +79,7 @@ class LocalRuns:
         replica : str
             The replica, such as ``trainer-0``.
         cursor : str
-            That of an earlier answer, or empty for the end of the log.
+            The cursor from an earlier response, or empty for the end of the log.
         """
         folder = self._found().get(name)
         if folder is None or REPLICA.fullmatch(replica) is None:
