@@ -55,7 +55,7 @@ class Cluster(Protocol):
         """Return the objects of `job`, or None while the cache is incomplete or older than our own writes."""
 
     def hosts(self, job: FleetJob) -> Hosts:
-        """Return the hosts of the replicas of `job`."""
+        """Return the mapping from the replicas of `job` to their hosts."""
 
     async def write_status(self, job: FleetJob, status: FleetJobStatus) -> FleetJob:
         """Replace the job's status; raise ConflictError if `job` is not its newest version."""

@@ -52,7 +52,7 @@ Port = Annotated[StrictInt, Field(ge=1024, le=MAX_PORT)]
 Seconds = Annotated[StrictInt, Field(ge=0, le=MAX_SECONDS)]
 NonEmpty = Annotated[str, StringConstraints(min_length=1)]
 Quantity = str | StrictInt | Annotated[StrictFloat, Field(allow_inf_nan=False)]
-"""A quantity, such as 500m or 0.5; the API server also accepts numbers."""
+"""A Kubernetes quantity: a string such as 500m, or a number such as 0.5."""
 
 # Kubernetes' patterns for resource names, labels and annotations. The API server does not check them in a
 # stored template, only when a pod is created.

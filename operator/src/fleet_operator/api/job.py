@@ -652,12 +652,12 @@ class FleetJob(Model):
         return FailureAction.RESTART_JOB if collective else FailureAction.RESTART_REPLICA
 
     def with_trainers(self, replicas: int) -> Self:
-        """Return a copy of the job with a different number of trainers."""
+        """Return a copy of the job with the given number of trainers."""
         trainer = self.spec.trainer.model_copy(update={"replicas": replicas})
         return self.model_copy(update={"spec": self.spec.model_copy(update={"trainer": trainer})})
 
     def with_status(self, status: FleetJobStatus) -> Self:
-        """Return a copy of the job with a different status."""
+        """Return a copy of the job with the given status."""
         return self.model_copy(update={"status": status})
 
     def to_manifest(self) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def _tell_address(container: dict[str, Any]) -> None:
 
 
 def _nccl(job: FleetJob) -> dict[str, str]:
-    """Return the variables that make NCCL report failures and, in a collective job, torch dump collectives."""
+    """Return the variables for reports of NCCL failures and, in a collective job, for torch's dumps."""
     if job.spec.mode is not Mode.COLLECTIVE:
         return _NCCL
     checkpoint = job.spec.checkpoint

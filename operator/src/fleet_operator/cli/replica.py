@@ -110,7 +110,7 @@ class ReplicaView:
             self.readings.append((now, progress.step))
 
     def begin(self) -> None:
-        """Clear the state of the previous attempt."""
+        """Count a new attempt, and clear the state of the previous one."""
         self.lives += 1
         self.restarting = self.stopped = self.heard = False
         self.readings.clear()

@@ -57,7 +57,7 @@ class LogLine:
     replica : str
         The replica, such as ``trainer-1``.
     stamped : bytes
-        The line after its timestamp, as the API server sends it.
+        The timestamp followed by the line, as the API server sends them.
     """
 
     replica: str

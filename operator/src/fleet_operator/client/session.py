@@ -363,7 +363,7 @@ def connect(where: Where) -> Connection:
 
 @contextlib.asynccontextmanager
 async def open_session(where: Where) -> AsyncIterator[Session]:
-    """Find the cluster and connect to it; the ``with`` block ends the session.
+    """Connect to the cluster; the session ends with the ``with`` block.
 
     Raises
     ------

@@ -44,7 +44,7 @@ class Engine:
         The cluster of the jobs, in which actions are carried out. Every change in it must lead to a
         call of `enqueue`.
     workers : int
-        How many jobs are reconciled at the same time; at most a quarter of them are new ones.
+        How many jobs are reconciled at the same time; about a quarter of them, but at least one, may be new.
     clock : Clock, optional
         This machine's clock if absent.
     decide : callable, optional

@@ -65,7 +65,7 @@ class Reconciler:
     cluster : Cluster
         The cluster of the jobs, in which actions are carried out.
     clock : Clock
-        Read once per pass.
+        The clock, whose time of day is read once per pass.
     decide : callable
         ``plan(job, observed, now, hosts)``; pure.
     observer : Observer

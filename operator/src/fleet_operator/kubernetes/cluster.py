@@ -194,7 +194,7 @@ class KubernetesCluster:
         return tuple(latest.values())
 
     def hosts(self, job: FleetJob) -> Hosts:
-        """Return the DNS names of the job's replicas."""
+        """Return the mapping from the job's replicas to their DNS names."""
         return ClusterHosts(job)
 
     async def write_status(self, job: FleetJob, status: FleetJobStatus) -> FleetJob:

@@ -21,7 +21,7 @@ class Series:
         self._curves: dict[str, dict[str, list[Point]]] = {}
 
     def add(self, replica: str, step: int, values: Mapping[str, float]) -> None:
-        """Add the values of a step; ignore curves that already extend past the step."""
+        """Add the values of a step to the curves that end before this step."""
         for metric, value in values.items():
             curve = self._curves.setdefault(metric, {}).setdefault(replica, [])
             if not curve or curve[-1][0] < step:
