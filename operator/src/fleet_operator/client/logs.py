@@ -406,7 +406,7 @@ class Position:
 
     @classmethod
     def parse(cls, text: str) -> Position:
-        """Parse the output of ``str``; return the start of the log if `text` is invalid."""
+        """Parse the output of ``str`` for a position; if `text` is invalid, return the start of the log."""
         stamp, length, *peaks = text.split(" ") if " " in text else ("", "")
         if not _LENGTH.fullmatch(length):
             return cls()

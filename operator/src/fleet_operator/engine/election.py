@@ -303,7 +303,7 @@ class Lease:
         self.held = await self._client.replace(self._path, lease)
 
     async def empty(self) -> None:
-        """Clear the holder of the lease if it is this operator."""
+        """Clear the holder of the lease if this operator is the holder."""
         while True:
             lease = self.held or await self.read()
             if lease is None or (lease.get("spec") or {}).get("holderIdentity") != self.identity:

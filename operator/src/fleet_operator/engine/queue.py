@@ -147,7 +147,7 @@ class Delays(Generic[K]):
         heapq.heappush(self._heap, (moment, self._sequence, key))
 
     def discard(self, key: K) -> None:
-        """Remove `key`."""
+        """Cancel the delay of `key`, if there is one."""
         self._due.pop(key, None)
 
     def first(self) -> float | None:
@@ -157,7 +157,7 @@ class Delays(Generic[K]):
         return self._heap[0][0] if self._heap else None
 
     def pop(self, now: float) -> Iterator[K]:
-        """Remove the due keys and return them, earliest first."""
+        """Remove and yield the due keys, earliest first."""
         while (due := self.first()) is not None and due <= now:
             _, _, key = heapq.heappop(self._heap)
             del self._due[key]

@@ -252,9 +252,11 @@ class ApiClient:
     async def apply(
         self, path: str, manifest: Mapping[str, Any], *, manager: str, force: bool = False
     ) -> dict[str, Any]:
-        """Apply the manifest to the object at `path`; fields that are missing from the manifest are kept.
+        """Create or change the object at `path` by a server-side apply of the manifest.
 
-        A field that another manager has set differently is a conflict (409); with `force`, it is overwritten.
+        Fields that `manager` applied before and that the manifest lacks are removed; those of other managers
+        are kept. A field that another manager has set differently is a conflict (409); with `force`, it is
+        overwritten.
         """
         params = {"fieldManager": manager, "fieldValidation": "Strict", "force": str(force).lower()}
         return await self._request("PATCH", path, params=params, body=manifest, content_type=APPLY_PATCH)

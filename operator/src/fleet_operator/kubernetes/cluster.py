@@ -57,7 +57,7 @@ _WRITTEN_BY_AUTHORS = (PODS, FEATURES["checkpointClaims"].key)
 
 
 class KubernetesCluster:
-    """A cluster behind one API server.
+    """A Kubernetes cluster, read through an informer cache and changed through its API server.
 
     Parameters
     ----------
