@@ -260,7 +260,7 @@ class Run:
     options : RunOptions
         The time-out, the folder of the logs, whether to follow one, and the receiver of scalars.
     record : RunRecord
-        Receives each state of the view, which `fleetjob ui` reads from it.
+        Records the states of the view for `fleetjob ui`.
     """
 
     def __init__(
@@ -375,7 +375,7 @@ class Run:
         return CLEAN_UP_SECONDS + max((pod.grace_seconds for pod in self._cluster.kubelet.pods), default=0)
 
     async def _stop_pods(self) -> None:
-        """Stop the processes that are still running, and wait for them no longer than their grace period."""
+        """Stop the processes that are still running, and wait for their end for a limited time."""
         alive = [pod.grace_seconds for pod in self._cluster.kubelet.pods if not pod.ended]
         grace = min(max(alive, default=0), STOP_GRACE_SECONDS)
         self._cluster.kubelet.stop_all(grace_seconds=grace)

@@ -38,7 +38,7 @@ MAX_EVENTS = 300
 """The maximum number of sentences in a record; the oldest ones are dropped."""
 
 LOCK_TRIES = 10
-"""How often a run tries to lock its record, because a reader that tests the lock briefly holds it."""
+"""How many times a run tries to lock its record, because a reader that tests the lock briefly holds it."""
 
 LOCK_SECONDS = 0.01
 """The pause after a failed attempt to lock the record."""

@@ -33,7 +33,7 @@ LINE_BYTES = 64 * 1024
 """The maximum length of a line; longer lines are shown in pieces."""
 
 STAMP_BYTES = 64
-"""The number of bytes at the beginning of a line that are sure to contain its timestamp."""
+"""The number of bytes at the beginning of a line that always contain its timestamp."""
 
 QUEUED_LINES = 256
 RETRY_SECONDS = 1.0
@@ -327,7 +327,7 @@ class Logs:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _lives_on(self, pod: Mapping[str, Any]) -> bool:
-        """Return True unless the pod with this uid is known to have ended, and thus writes no more lines."""
+        """Return whether the pod with this uid may write more lines: True unless known to have ended."""
         try:
             found = await self._current(pod)
         except ApiError:

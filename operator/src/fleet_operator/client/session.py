@@ -357,7 +357,7 @@ def _whole(manifest: Mapping[str, Any]) -> Entry[Manifest]:
 
 
 def connect(where: Where) -> Connection:
-    """Log in and return the connection; this takes long if a credential program lets the user sign in."""
+    """Log in and return the connection; a credential program may wait for the user to sign in."""
     return connect_user(os.environ, kubeconfig=where.kubeconfig, context=where.context)
 
 

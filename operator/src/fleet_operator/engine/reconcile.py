@@ -236,7 +236,7 @@ class Reconciler:
 
 
 def _in_order(actions: Iterable[Action]) -> Iterator[Sequence[Action]]:
-    """Group actions into steps: adjacent creations, or deletions, of pods are one step, others one each.
+    """Group actions into steps: a row of pod creations, a row of pod deletions, or any other single action.
 
     The pod that determines the key of a life is also a step of its own.
     """

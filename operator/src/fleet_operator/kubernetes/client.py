@@ -286,7 +286,7 @@ class ApiClient:
     async def chunks(
         self, path: str, params: Mapping[str, str], *, silence_seconds: float | None = None
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Open a response without a time limit, such as a log; the context manager yields arriving bytes.
+        """Open a response of any length, such as a log; the context manager yields its bytes as they arrive.
 
         Raises
         ------

@@ -50,7 +50,7 @@ UNSEEN_SECONDS = 5.0
 """How long a deletion may remain unconfirmed before the pod counts as existing again."""
 
 _NOT_THE_AUTHORS = (SERVICES, FEATURES["networkPolicies"].key)
-"""Resources without content from a job's manifest, which thus cannot be the cause of a refusal."""
+"""Resources without content from a job's manifest: the manifest cannot be the cause of a refusal."""
 
 _WRITTEN_BY_AUTHORS = (PODS, FEATURES["checkpointClaims"].key)
 """Resources that are built from a template, which may contain misspelt fields."""
