@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from fleet_operator.plan.model import Action, Event, Observed
 
 KEY_BYTES = 32
-"""The size of the key of a job's life: 256 random bits."""
+"""The number of random bytes in the key that a job gets for each of its lives."""
 
 
 class Key(NamedTuple):
@@ -52,10 +52,10 @@ class Cluster(Protocol):
         """Return the newest known version of a job, or None if the job is gone."""
 
     def observe(self, job: FleetJob) -> Observed | None:
-        """Return the objects of `job`, or None while the cache does not contain them or our own writes."""
+        """Return the objects of `job`, or None while the cache is incomplete or older than our own writes."""
 
     def hosts(self, job: FleetJob) -> Hosts:
-        """Return the hosts of the replicas of `job`."""
+        """Return the mapping from the replicas of `job` to their hosts."""
 
     async def write_status(self, job: FleetJob, status: FleetJobStatus) -> FleetJob:
         """Replace the job's status; raise ConflictError if `job` is not its newest version."""

@@ -32,7 +32,7 @@ __all__ = ["InvalidJob", "OperatorError", "Problem"]
 
 
 MOST_SHOWN = 50
-"""The number of problems of a manifest that a message shows."""
+"""The maximum number of problems that the message about a manifest shows."""
 
 
 class OperatorError(Exception):

@@ -52,7 +52,7 @@ Port = Annotated[StrictInt, Field(ge=1024, le=MAX_PORT)]
 Seconds = Annotated[StrictInt, Field(ge=0, le=MAX_SECONDS)]
 NonEmpty = Annotated[str, StringConstraints(min_length=1)]
 Quantity = str | StrictInt | Annotated[StrictFloat, Field(allow_inf_nan=False)]
-"""A quantity, such as 500m or 0.5; the API server also accepts numbers."""
+"""A Kubernetes quantity: a string such as 500m, or a number such as 0.5."""
 
 # Kubernetes' patterns for resource names, labels and annotations. The API server does not check them in a
 # stored template, only when a pod is created.
@@ -72,7 +72,7 @@ PATTERNS = {
     OBJECT_NAME: "lower case letters, digits, '-' and '.', with a letter or a digit first and last",
     RESOURCE_NAME: "names of resources: cpu, memory, ephemeral-storage, hugepages-SIZE or DOMAIN/NAME",
 }
-"""A description of the values that match each pattern."""
+"""Maps each pattern to a description of the values that match it."""
 
 LabelKey = Annotated[str, StringConstraints(pattern=_LABEL_KEY)]
 LabelValue = Annotated[str, StringConstraints(max_length=63, pattern=_LABEL_VALUE)]

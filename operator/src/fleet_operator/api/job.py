@@ -469,7 +469,7 @@ class FleetJobSpec(Model):
 
 
 class ObjectMeta(Model):
-    """The metadata fields on which decisions depend."""
+    """The fields of a job's metadata on which the operator's decisions depend."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -576,7 +576,7 @@ class FleetJob(Model):
 
     @property
     def gang(self) -> Gang:
-        """The gang scheduler that holds back the pods until all of them can run, if any."""
+        """The gang scheduler that holds back the pods until all of them can run, or `Gang.NONE`."""
         if self.spec.pod_group_policy is not None:
             return self.spec.pod_group_policy.gang
         return Gang.NONE if self.queue_name is None else Gang.KUEUE
@@ -652,12 +652,12 @@ class FleetJob(Model):
         return FailureAction.RESTART_JOB if collective else FailureAction.RESTART_REPLICA
 
     def with_trainers(self, replicas: int) -> Self:
-        """Return a copy of the job with a different number of trainers."""
+        """Return a copy of the job with the given number of trainers."""
         trainer = self.spec.trainer.model_copy(update={"replicas": replicas})
         return self.model_copy(update={"spec": self.spec.model_copy(update={"trainer": trainer})})
 
     def with_status(self, status: FleetJobStatus) -> Self:
-        """Return a copy of the job with a different status."""
+        """Return a copy of the job with the given status."""
         return self.model_copy(update={"status": status})
 
     def to_manifest(self) -> dict[str, Any]:

@@ -16,29 +16,29 @@ __all__ = ["PortBlocks", "QuotaBackOff", "ReplicaRestarts", "StoredLedger", "Sto
 
 
 class ReplicaRestarts(StatusModel):
-    """The restarts of one replica that did not restart the whole job."""
+    """The restarts of a single replica, which do not include restarts of the whole job."""
 
     index: int
     count: int
-    not_before: Timestamp | None = None  # back-off: its next pod waits for this
-    # Its own failures, by which its pauses grow; forgotten once it has run for 10 minutes.
+    not_before: Timestamp | None = None  # back-off: its next pod waits for this time
+    # Its consecutive failures, which lengthen its pauses; reset once it has run for 10 minutes.
     failures_in_a_row: int | None = None
-    unseen: bool | None = None  # whether the end of the pod before was not observed
+    unseen: bool | None = None  # whether the end of the previous pod was not observed
 
 
 class PortBlocks(StatusModel):
     """The host-network ports of a role's replicas: consecutive blocks of ports, one block per replica."""
 
     first: int  # the first port of replica 0
-    apart: int  # how many ports each replica has
+    apart: int  # the number of ports in each block
 
 
 class StoredRole(StatusModel):
-    """The history of a role's replicas, with indexes such as ``0-2,4``."""
+    """The history of a role's replicas, with lists of replicas in the form ``0-2,4``."""
 
-    restarts: tuple[ReplicaRestarts, ...] = ()  # of the replicas that were restarted by themselves
+    restarts: tuple[ReplicaRestarts, ...] = ()  # of the replicas that were restarted alone
     created: str = ""  # replicas whose present pod has been observed
-    refused: str = ""  # replicas whose last pod a node refused with UnexpectedAdmissionError
+    refused: str = ""  # replicas whose latest pod was refused by a node with UnexpectedAdmissionError
     failed: str = ""  # replicas that have failed since incident_start
     # As at the job's start: the division of the range may differ in another build.
     ports: PortBlocks | None = None
@@ -47,9 +47,9 @@ class StoredRole(StatusModel):
 class QuotaBackOff(StatusModel):
     """The back-off state of a job after a quota refused some of its pods."""
 
-    refused_since: Timestamp | None = None  # since when pods are refused while the job holds others
-    not_before: Timestamp | None = None  # the job has given its pods back: new ones wait for this
-    times: int = 0  # how often it has done so without having had all since
+    refused_since: Timestamp | None = None  # since when pods are refused while the job has others
+    not_before: Timestamp | None = None  # the job has released its pods: new ones wait for this time
+    times: int = 0  # how often the job has released its pods since it last had all of them
 
 
 class StoredLedger(StatusModel):
@@ -57,14 +57,15 @@ class StoredLedger(StatusModel):
 
     incident_start: Timestamp | None = None  # the time of the latest counted failure
     disrupted: Timestamp | None = None  # the time of the latest counted disruption
-    not_before: Timestamp | None = None  # back-off: new pods wait for this
-    # Failures that have restarted the whole job, by which its pauses grow.
+    not_before: Timestamp | None = None  # back-off: new pods wait for this time
+    # Consecutive failures that have restarted the whole job, which lengthen its pauses.
     failures_in_a_row: int = 0
     unseen_restarts: int = 0  # the latest consecutive restarts of the job after unobserved ends
     quota_back_off: QuotaBackOff | None = None
     queued_since: Timestamp | None = None  # since when Kueue holds the job back
     admitted: Timestamp | None = None  # when Kueue last admitted it
-    deactivated: Timestamp | None = None  # when somebody deactivated its Workload; until it is suspended
+    # When somebody deactivated the job's Workload; kept until the job is suspended.
+    deactivated: Timestamp | None = None
     queue_name: str | None = None  # the LocalQueue from the job's label, as it was when the job started
     roles: dict[str, StoredRole] = Field(default_factory=dict)
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["UNKNOWN_FIELD", "parse_job", "read_job"]
 
 UNKNOWN_FIELD = "an unknown field"
-"""The finding that a problem shows for an unknown field."""
+"""The value of `Problem.found` for an unknown field."""
 
 _KINDS = {
     "bool_type": "true or false",
@@ -139,7 +139,7 @@ def shown_name(document: Mapping[str, Any]) -> str:
 
 
 def name_problems(document: Mapping[str, Any]) -> list[Problem]:
-    """Return the problem of a job's name, or an empty list if the name is valid."""
+    """Return a list with the problem of a job's name, or an empty list if the name is valid."""
     metadata = document.get("metadata")
     name = metadata.get("name") if isinstance(metadata, dict) else None
     expected = name_problem(name) if isinstance(name, str) and name else None
@@ -174,7 +174,7 @@ def problems_of(error: ValidationError, document: Mapping[str, Any]) -> Iterator
 
 
 def _is_echo(detail: ErrorDetails) -> bool:
-    """Return whether an error about a short list only repeats errors in the list's items."""
+    """Return whether a list is reported as too short only because some of its items are invalid."""
     return detail["type"] == "too_short" and len(detail["input"]) >= detail["ctx"]["min_length"]
 
 

@@ -65,7 +65,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class TransitionRule:
-    """A rule that a field of the spec must not change."""
+    """A rule that forbids any change of a field of the spec."""
 
     field: str
     optional: bool  # whether the field may be absent: adding or removing it is a change, too
@@ -87,7 +87,7 @@ class TransitionRule:
 
 @dataclass(frozen=True, slots=True)
 class ChangeRule:
-    """A rule that a field of the spec may change only under a condition."""
+    """A rule that permits a change of a field of the spec only under a condition."""
 
     field: str
     expected: str
@@ -208,7 +208,7 @@ CHANGES = (
 
 
 def name_problem(name: str) -> str | None:
-    """Return what a job's name must look like if it is invalid, or None if it is valid."""
+    """Return the requirement that a job's name violates, or None if the name is valid."""
     if len(name) > MAX_NAME_LENGTH:
         return (
             f"at most {MAX_NAME_LENGTH} characters: names of pods are made of it (this one has {len(name)})"
@@ -270,7 +270,7 @@ def _pod_groups(policy: PodGroupPolicy | None) -> list[str]:
 
 
 def _fits_in_the_job(name: str, gang: Gang) -> Rule:
-    """Return the rule that a pod group must not be larger than the job."""
+    """Return the rule that limits a pod group's minMember to the number of the job's pods."""
     return Rule(
         field=f"podGroupPolicy.{name}.minMember",
         expected="at most as many pods as the job has",

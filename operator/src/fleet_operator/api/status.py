@@ -231,11 +231,11 @@ class FleetJobStatus(StatusModel):
     )
 
     def condition(self, kind: str) -> Condition | None:
-        """Return the condition of a type, or None."""
+        """Return the condition of the given type, or None if there is none."""
         return next((each for each in self.conditions if each.type == kind), None)
 
     def is_true(self, kind: str) -> bool:
-        """Return whether the condition of a type exists and is True."""
+        """Return whether the condition of the given type exists and is True."""
         condition = self.condition(kind)
         return condition is not None and condition.status is ConditionStatus.TRUE
 
@@ -254,7 +254,7 @@ class FleetJobStatus(StatusModel):
         return None if self.state is None else self.condition(_EXPLAINED_BY[self.state])
 
     def to_manifest(self) -> dict[str, Any]:
-        """Return the status as the API server expects it: in camelCase, without unset values."""
+        """Return the status as the API server expects it: in camelCase, without null values."""
         document = self.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"ledger"})
         ledger = self.ledger.to_manifest()
         return {**document, "ledger": ledger} if ledger else document

@@ -117,7 +117,7 @@ def _launcher_options(words: Sequence[str]) -> tuple[str, dict[str, str]]:
 
 
 def _trainers_command(job: FleetJob) -> tuple[str, list[str]]:
-    """Return the path of the field with the trainers' command, and the command with its arguments, if any."""
+    """Return the path of the trainers' command in the manifest, and the command with its arguments, or []."""
     container = job.template(Role.TRAINER).main_container
     command, args = (_words((container.model_extra or {}).get(name)) for name in ("command", "args"))
     part = "template" if job.spec.trainer.template is None else "trainer.template"
@@ -127,7 +127,7 @@ def _trainers_command(job: FleetJob) -> tuple[str, list[str]]:
 
 
 def _words(written: object) -> list[str]:
-    """Return the value if it is a list of strings, else an empty list; the API server rejects others."""
+    """Return the value if it is a list of strings, else []; the API server rejects other values."""
     words = written if isinstance(written, list) else []
     return words if all(isinstance(each, str) for each in words) else []
 
@@ -141,7 +141,7 @@ def _own_script(words: Sequence[str]) -> str | None:
 
 
 def _python_runs(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the module and arguments that python runs; for a script, an empty string and its command."""
+    """Return the module that python runs and its arguments, or "" and the script with its arguments."""
     left = list(words)
     while left:
         word = left.pop(0)

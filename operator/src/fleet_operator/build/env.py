@@ -37,7 +37,7 @@ _ROLE_INDEX = {Role.PSERVER: "PADDLE_PSERVER_ID", Role.TRAINER: "PADDLE_TRAINER_
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The environment values that change each time a replica starts.
+    """The environment values that may change each time a replica starts.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class Start:
 
 
 FIRST_START = Start()
-"""The first start of a replica in a job without a key."""
+"""The values for the first start of a replica, in a job without a key."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def role_env(
     restarts: int = 0,
     peers: Peers | None = None,
 ) -> dict[str, str]:
-    """Return a replica's environment.
+    """Return the environment variables that assign a replica its role.
 
     Parameters
     ----------
@@ -179,7 +179,7 @@ def role_env(
 
 
 def _grace(job: FleetJob, role: Role) -> dict[str, str]:
-    """Return the variable with the time the script has to save and exit, if the template sets that time."""
+    """Return a trainer's variable with its termination grace period, if the template sets one."""
     seconds = (job.template(role).spec.model_extra or {}).get("terminationGracePeriodSeconds")
     return {"FLEET_GRACE_SECONDS": str(seconds)} if role is Role.TRAINER and isinstance(seconds, int) else {}
 
@@ -284,7 +284,7 @@ def _listed(
 
 
 def _port_pattern(ports: Sequence[int], slots: int) -> str:
-    """Return the ports of the first pod's processes, and the offset between the ports of consecutive pods."""
+    """Return a pattern with the ports of the first pod's processes, and the offset of each further pod."""
     apart = ports[1] - ports[0] if len(ports) > 1 else 0
     if slots == 1 and apart == 0:
         return str(ports[0])

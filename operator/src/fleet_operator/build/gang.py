@@ -23,7 +23,7 @@ _UNITS: Final = {f"{letter}i": Decimal(1024**power) for power, letter in enumera
     **{letter: Decimal(1000**power) for power, letter in enumerate("kMGTPE", start=1)},
     **{letter: Decimal(1000) ** -power for power, letter in enumerate("mun", start=1)},
 }
-"""Kubernetes' suffixes of quantities; those of two letters come first."""
+"""Maps the suffixes of Kubernetes quantities to factors."""
 
 
 class GangScheduler(Protocol):
@@ -99,7 +99,7 @@ class Kueue:
 
 
 def _min_resources(job: FleetJob) -> dict[str, Any]:
-    """Return the field minResources: the sum of the gang's requests, or nothing if it is zero.
+    """Return the field minResources: the sum of the gang's requests; empty if there are no requests.
 
     With this field, the scheduler does not start placing a gang for which the cluster has too few resources.
     If minMember does not cover all pods, it covers the servers first, because trainers wait for them.

@@ -17,11 +17,13 @@ _SHARED_MEMORY_PATH = "/dev/shm"  # noqa: S108  the standard path of shared memo
 _ADDRESS = "FLEET_POD_IP"
 _NCCL = {"NCCL_DEBUG": "WARN"}  # NCCL is silent about failures by default
 _FLIGHT_RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
-"""Makes torch dump each rank's preceding collectives when an NCCL collective times out."""
+"""The variables that make torch dump each rank's last collectives when an NCCL collective times out."""
 
 
 def place(spec: dict[str, Any], container: dict[str, Any], job: FleetJob, role: Role) -> None:
-    """Apply the job's placement to a pod; fields of the pod template take precedence.
+    """Apply the job's node selector, priority, devices and host network to a pod.
+
+    A priority class, a DNS policy, variables and a mount of /dev/shm in the template take precedence.
 
     Parameters
     ----------
@@ -58,7 +60,7 @@ def _schedule(spec: dict[str, Any], scheduling: Scheduling) -> None:
 
 
 def _equip(container: dict[str, Any], job: FleetJob) -> None:
-    """Request a trainer's devices."""
+    """Request a trainer's devices, and set variables of NCCL if its main container gets any devices."""
     if (devices := job.spec.trainer.devices) is not None:
         resources = container.setdefault("resources", {})
         resources.setdefault("limits", {})[devices.resource_name] = devices.count
@@ -76,7 +78,7 @@ def _tell_address(container: dict[str, Any]) -> None:
 
 
 def _nccl(job: FleetJob) -> dict[str, str]:
-    """Return the variables that make NCCL report failures and write dumps to the checkpoint volume."""
+    """Return the variables for reports of NCCL failures and, in a collective job, for torch's dumps."""
     if job.spec.mode is not Mode.COLLECTIVE:
         return _NCCL
     checkpoint = job.spec.checkpoint

@@ -71,7 +71,7 @@ def replica_ports(job: FleetJob, role: Role, index: int, assigned: tuple[int, ..
 
 
 def port_blocks(job: FleetJob, role: Role) -> PortBlocks | None:
-    """Return the host ports of a role's replicas, from the ledger or newly chosen; None if not configured."""
+    """Return a role's host ports, from the ledger or newly chosen; None without the host network."""
     ports = job.host_ports
     if ports is None:
         return None

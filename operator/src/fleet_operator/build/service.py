@@ -29,7 +29,7 @@ def job_labels(job: FleetJob) -> dict[str, str]:
 
 
 def owner_references(job: FleetJob) -> list[dict[str, Any]]:
-    """Return an owner reference to a job, with which Kubernetes deletes the object along with the job.
+    """Return an owner reference to a job, so that Kubernetes deletes the owned object along with the job.
 
     ``blockOwnerDeletion`` makes a foreground deletion of the job wait for the object. If the API server
     enforces it, setting it requires the right to update the job's finalizers (docs/adr/0079).

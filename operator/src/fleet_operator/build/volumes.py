@@ -80,7 +80,7 @@ def mount_checkpoint(
 _TLS_VOLUME: Final = "fleet-tls"
 _TLS_FOLDER: Final = "/etc/fleet/tls"
 _TLS_MODE: Final = 0o444
-"""Readable by any user in the main container, which is the only container with the mount."""
+"""The mode of the certificate files: readable by any user in the main container, which alone mounts them."""
 
 
 def tls_env(job: FleetJob) -> dict[str, str]:
@@ -92,7 +92,7 @@ def tls_env(job: FleetJob) -> dict[str, str]:
 
 
 def mount_certificates(spec: dict[str, Any], container: dict[str, Any], job: FleetJob) -> None:
-    """Mount the Secret in a pod's main container, as a whole so that renewals appear there.
+    """Mount the whole Secret in a pod's main container, so that renewed certificates appear there.
 
     Parameters
     ----------

@@ -64,7 +64,7 @@ def _variables(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def check_folders(job: FleetJob, given: Given) -> None:
-    """Reject folders that replace no volume or do not exist; create those for emptyDirs and checkpoints.
+    """Reject unusable folders, and create missing folders for emptyDirs and checkpoints.
 
     Raises
     ------
@@ -110,7 +110,7 @@ def describe(job: FleetJob, given: Given) -> Iterator[str]:
 
 
 def _set_by(job: FleetJob) -> set[str]:
-    """Return the names of the environment variables that the manifest sets."""
+    """Return the main containers' variables that the manifest sets by a value or a fieldRef."""
     containers = [main_container(each["spec"])[1] for each in templates(job.to_manifest()["spec"]).values()]
     return {
         entry["name"]

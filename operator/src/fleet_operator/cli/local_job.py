@@ -100,7 +100,7 @@ def without_cluster(job: FleetJob) -> FleetJob:
 
 
 def claim_port(job: FleetJob, options: RunOptions, display: Display, claims: list[Claim]) -> FleetJob:
-    """Give a collective job a rendezvous port that no other local run uses."""
+    """Assign a collective job a rendezvous port that no other local run uses."""
     if job.spec.mode is not Mode.COLLECTIVE:
         return job
     wanted = job.port(Role.TRAINER)

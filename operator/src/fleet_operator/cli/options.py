@@ -24,7 +24,7 @@ PATIENCE_SECONDS = 2.0
 
 
 def complete_jobs(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the job names with this prefix; empty if the cluster does not respond."""
+    """Return the job names that begin with `incomplete`; empty if the cluster does not respond."""
     import asyncio
 
     from fleet_operator.client.session import Where, in_session

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from fleet_operator.plan.observe.progress import Progress
 
 PATIENCE_SECONDS = 5.0
-"""How long after a replica's start the display does not show what the replica is waiting for."""
+"""How long after a replica's start the display begins to show what the replica is waiting for."""
 
 SILENT_SECONDS = 60.0
-"""How long a script that may not use `fleet` is assumed to be still importing its modules."""
+"""How long a silent script is assumed to import its modules, if it is unknown whether it uses `fleet`."""
 
 PACE_READINGS = 60
 """The number of readings, one per second, from which the pace is estimated."""
@@ -85,7 +85,7 @@ class ReplicaView:
         return self.progress.waits_for if self.progress is not None else None
 
     def waiting(self, now: datetime) -> str | None:
-        """Return what the replica is waiting for, once it has waited for a few seconds."""
+        """Return what the replica is waiting for; None during its first seconds and if it is not waiting."""
         pod = self.pod
         if pod is None or pod.phase is not PodPhase.RUNNING or pod.deleted_at is not None:
             return None
@@ -110,7 +110,7 @@ class ReplicaView:
             self.readings.append((now, progress.step))
 
     def begin(self) -> None:
-        """Clear the state of the previous attempt."""
+        """Count a new attempt, and clear the state of the previous one."""
         self.lives += 1
         self.restarting = self.stopped = self.heard = False
         self.readings.clear()

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from fleet_operator.cli.replica import ReplicaView
 
 READ_BYTES = 1 << 18
-"""The number of bytes per read; faster output of a replica is shown with a delay."""
+"""The maximum number of bytes per read; output that is written faster is shown with a delay."""
 
 
 class Follower:
@@ -71,7 +71,7 @@ class Follower:
             self._position = log.stat().st_size
 
     def read(self) -> bool:
-        """Show newly read lines; return False if there are none."""
+        """Read from the log and show complete lines; return whether the log may have more to read."""
         try:
             with self._log.open("rb") as file:
                 file.seek(self._position)
@@ -122,7 +122,7 @@ class RunResult:
     logs : Path
         The folder of the replicas' logs.
     wall_seconds : float
-        The time from the start of the first process to the end of the last.
+        The time from the start of the run until all of its processes have ended.
     stopped_by : int, optional
         The exit status if the run was stopped before the job had finished.
     problem : str, optional
@@ -227,7 +227,7 @@ async def run_job(job: FleetJob, options: RunOptions, display: Display) -> RunRe
 
 
 class Stuck(Observer):
-    """Detects passes that fail repeatedly, because a local run does not recover on its own.
+    """Detects repeatedly failing passes, from which a local run does not recover on its own.
 
     Parameters
     ----------
@@ -260,7 +260,7 @@ class Run:
     options : RunOptions
         The time-out, the folder of the logs, whether to follow one, and the receiver of scalars.
     record : RunRecord
-        Gets the view for others to read.
+        Records the states of the view for `fleetjob ui`.
     """
 
     def __init__(
@@ -375,7 +375,7 @@ class Run:
         return CLEAN_UP_SECONDS + max((pod.grace_seconds for pod in self._cluster.kubelet.pods), default=0)
 
     async def _stop_pods(self) -> None:
-        """Stop the processes that are still running; kill them at a second signal."""
+        """Stop the processes that are still running, and wait for their end for a limited time."""
         alive = [pod.grace_seconds for pod in self._cluster.kubelet.pods if not pod.ended]
         grace = min(max(alive, default=0), STOP_GRACE_SECONDS)
         self._cluster.kubelet.stop_all(grace_seconds=grace)

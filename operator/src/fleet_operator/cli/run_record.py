@@ -35,14 +35,16 @@ RECORD = "run.json"
 POINTS = "points.jsonl"
 VERSION = 1
 MAX_EVENTS = 300
-"""The number of recorded sentences; the first ones of a longer run are dropped."""
+"""The maximum number of sentences in a record; the oldest ones are dropped."""
 
 LOCK_TRIES = 10
+"""How many times a run tries to lock its record, because a reader that tests the lock briefly holds it."""
+
 LOCK_SECONDS = 0.01
-"""How often, and after which pauses, the lock is tried: a reader that tests it holds it for a moment."""
+"""The pause after a failed attempt to lock the record."""
 
 KEPT_RUNS = 200
-"""The number of links in the state folder; links to older runs are removed, their log folders stay."""
+"""The maximum number of links in the state folder; older links are removed, but not their log folders."""
 
 
 def runs_folder(environ: Mapping[str, str]) -> Path:

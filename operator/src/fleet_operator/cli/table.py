@@ -136,7 +136,7 @@ def render(view: JobView, now: datetime, *, width: int, height: int) -> Group:
 
 
 def _shared(rows: int, wanted: Sequence[int]) -> list[int]:
-    """Divide the terminal's rows among tables, giving rows that small tables do not need to larger ones."""
+    """Divide the terminal's rows among tables; larger tables get the rows that small ones leave over."""
     shares = dict[int, int]()
     for place, number in sorted(enumerate(wanted), key=lambda each: each[1]):
         fair = max(LEAST_ROWS, rows // (len(wanted) - len(shares)))

@@ -111,7 +111,7 @@ class JobView:
             self._say(event.message)
 
     def tell_failures(self, older_than: datetime | None = None) -> None:
-        """Display failures whose consequence is not known yet: all, or only those before a time."""
+        """Display failures whose consequence is not known yet, optionally only those before `older_than`."""
         for pod in self._failures[:]:
             if older_than is None or (pod.finished_at is not None and pod.finished_at < older_than):
                 self._failures.remove(pod)

@@ -135,7 +135,7 @@ def _told(folders: Mapping[Role, Path]) -> str:
 
 
 def _shared(job: FleetJob) -> tuple[str, ...]:
-    """Return a warning if local trainers, unlike pods, would share files that local rank 0 writes."""
+    """Return a warning if trainers share a working directory, in which each local rank 0 may save files."""
     replicas = job.replicas(Role.TRAINER)
     if job.spec.mode is not Mode.COLLECTIVE or replicas < 2:
         return ()

@@ -75,7 +75,7 @@ class AsyncFleetJobClient:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        """Log in.
+        """Log in to the cluster.
 
         Raises
         ------
@@ -136,7 +136,7 @@ class AsyncFleetJobClient:
         return _parsed(stored)
 
     async def get(self, name: str) -> FleetJob:
-        """Return a job.
+        """Return the job with the given name.
 
         Raises
         ------

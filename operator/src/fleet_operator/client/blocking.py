@@ -69,7 +69,7 @@ class FleetJobClient:
         self.close()
 
     def close(self) -> None:
-        """Cancel all requests and close all connections; further calls do nothing."""
+        """Cancel all requests and close all connections; closing a client twice is harmless."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._closed.set)
             self._thread.join()
@@ -90,7 +90,7 @@ class FleetJobClient:
         return self._run(self._client.submit(job, force=force, allow_unknown_fields=allow_unknown_fields))
 
     def get(self, name: str) -> FleetJob:
-        """Return a job."""
+        """Return the job with the given name."""
         return self._run(self._client.get(name))
 
     def status(self, name: str) -> FleetJobStatus:

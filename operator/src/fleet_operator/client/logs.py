@@ -33,15 +33,15 @@ LINE_BYTES = 64 * 1024
 """The maximum length of a line; longer lines are shown in pieces."""
 
 STAMP_BYTES = 64
-"""The length of a line's beginning that contains its timestamp."""
+"""The number of bytes at the beginning of a line that always contain its timestamp."""
 
 QUEUED_LINES = 256
 RETRY_SECONDS = 1.0
 LAST_SECONDS = 3.0
-"""How long the log of an ended pod may be silent before we close it: a lost node never does."""
+"""How long to wait for further lines of an ended pod's log, which a lost node would never close."""
 
 LAST_TRIES = 3
-"""How often the log of an ended pod is requested in spite of errors: its last lines matter most."""
+"""The number of failed requests after which an ended pod's log counts as unreadable."""
 
 _STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d) ?")
 
@@ -57,7 +57,7 @@ class LogLine:
     replica : str
         The replica, such as ``trainer-1``.
     stamped : bytes
-        The line after its timestamp, as the API server sends it.
+        The timestamp followed by the line, as the API server sends them.
     """
 
     replica: str
@@ -327,7 +327,7 @@ class Logs:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _lives_on(self, pod: Mapping[str, Any]) -> bool:
-        """Return whether the pod with this uid is still running, and may thus write more lines."""
+        """Return whether the pod with this uid may write more lines: True unless known to have ended."""
         try:
             found = await self._current(pod)
         except ApiError:
@@ -406,7 +406,7 @@ class Position:
 
     @classmethod
     def parse(cls, text: str) -> Position:
-        """Parse the output of ``str``; return the start of the log if `text` is invalid."""
+        """Parse the output of ``str`` for a position; if `text` is invalid, return the start of the log."""
         stamp, length, *peaks = text.split(" ") if " " in text else ("", "")
         if not _LENGTH.fullmatch(length):
             return cls()

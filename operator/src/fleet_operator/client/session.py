@@ -31,7 +31,7 @@ MANAGER = "fleetjob"
 """The field manager of this program."""
 
 SHOWN_NAMES = 3
-"""How many names of pods a message shows."""
+"""The maximum number of pod names in a message."""
 
 SYNC_SECONDS = 60.0
 """How long the initial list of a watch may take."""
@@ -180,7 +180,7 @@ class Session:
         timeout_seconds: float | None = None,
         say: Callable[[str], None] | None = None,
     ) -> Summary:
-        """Wait until a job has finished, and return it; pass each new summary line to `say`.
+        """Wait until a job has finished, and return its summary; pass each new summary line to `say`.
 
         Raises
         ------
@@ -357,13 +357,13 @@ def _whole(manifest: Mapping[str, Any]) -> Entry[Manifest]:
 
 
 def connect(where: Where) -> Connection:
-    """Log in, which may take long if a credential program waits for the user to sign in."""
+    """Log in and return the connection; a credential program may wait for the user to sign in."""
     return connect_user(os.environ, kubeconfig=where.kubeconfig, context=where.context)
 
 
 @contextlib.asynccontextmanager
 async def open_session(where: Where) -> AsyncIterator[Session]:
-    """Find the cluster and connect to it; the ``with`` block ends the session.
+    """Connect to the cluster; the session ends with the ``with`` block.
 
     Raises
     ------

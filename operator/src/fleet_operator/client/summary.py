@@ -21,7 +21,7 @@ UNSEEN = "no operator has processed it yet; is one running? (kubectl get deploym
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A summary of a job."""
+    """The data of a job that the ``fleetjob`` command displays."""
 
     namespace: str
     name: str
@@ -129,7 +129,7 @@ def _table(table: TableStatistics) -> str:
 
 
 def age(seconds: float) -> str:
-    """Format a duration as kubectl does: 45s, 12m, 5h, 3d."""
+    """Format a duration in one of kubectl's units: 45s, 12m, 5h, 3d."""
     for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= 2 * size:
             return f"{int(seconds // size)}{unit}"

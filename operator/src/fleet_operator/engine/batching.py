@@ -24,16 +24,16 @@ COMING_UP = timedelta(seconds=0.1)
 """How long events may wait while all pods exist, but not all of them are running."""
 
 COUNTS = timedelta(seconds=0.5)
-"""How long a write may wait if the number of running replicas has changed, but nothing urgent."""
+"""How long a write may wait once the number of running replicas has changed, if nothing is urgent."""
 
 QUIET = timedelta(seconds=2)
-"""How long a write may wait if the number of running replicas is unchanged: existing pods soon run."""
+"""How long a write may wait if the number of running replicas is unchanged, because pods may soon start."""
 
 FIRST = timedelta(seconds=0.75)
-"""How long a job with pods may lack a status: if it runs by then, one write reports both."""
+"""How long a job with pods may lack a status, so that one write can report that they exist and run."""
 
 MOST_OBJECTS = 32
-"""The most objects that may be created before the first status: further ones would delay it."""
+"""The maximum number of objects created before the first status, because creating more would delay it."""
 
 
 def debounce(status: FleetJobStatus) -> timedelta | None:

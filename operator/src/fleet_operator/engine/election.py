@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BELIEVED = 2 / 3
-"""The fraction of its duration for which the holder relies on a renewed lease."""
+"""The fraction of a lease's duration, after a renewal, for which the holder acts as the leader."""
 
 TRIES = 5
-"""How often per duration a lease is renewed by its holder, or read by the others."""
+"""The number of attempts per lease duration: of the holder to renew it, of the others to acquire it."""
 
 
 class NotLeadingError(ClusterError):
@@ -272,7 +272,7 @@ class Lease:
         self._clock = clock
         self._owner = owner
         self.held: dict[str, Any] | None = None
-        """The object as we last wrote it; None while it is not ours, or may not be."""
+        """The object as we last wrote it; None unless it is known to name this operator as the holder."""
 
     async def read(self) -> dict[str, Any] | None:
         """Return the current object, or None if it does not exist."""
@@ -303,7 +303,7 @@ class Lease:
         self.held = await self._client.replace(self._path, lease)
 
     async def empty(self) -> None:
-        """Clear the holder of the lease if it is this operator."""
+        """Clear the holder of the lease if this operator is the holder."""
         while True:
             lease = self.held or await self.read()
             if lease is None or (lease.get("spec") or {}).get("holderIdentity") != self.identity:

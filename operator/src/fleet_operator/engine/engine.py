@@ -44,7 +44,7 @@ class Engine:
         The cluster of the jobs, in which actions are carried out. Every change in it must lead to a
         call of `enqueue`.
     workers : int
-        How many jobs are reconciled at the same time; at most a quarter of them are new ones.
+        How many jobs are reconciled at the same time; about a quarter of them, but at least one, may be new.
     clock : Clock, optional
         This machine's clock if absent.
     decide : callable, optional
@@ -177,7 +177,7 @@ class Engine:
         self._observer.passed(key, outcome.result, now - started)
 
     def _settle(self, key: Key, outcome: Outcome, now: float) -> None:
-        """Return a key to the queue and schedule its next pass."""
+        """Record in the queue that the pass over a key has ended, and schedule the next pass."""
         if outcome.result is Result.GONE:
             self._known.discard(key)
         else:

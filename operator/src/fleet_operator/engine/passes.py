@@ -44,8 +44,8 @@ class Result(StrEnum):
     GONE = "gone"  # the job is gone
     WAITING = "waiting"  # one of our writes has not been observed yet
     DONE = "done"
-    CONFLICT = "conflict"  # the snapshot was stale: nothing was done
-    FAILED = "failed"  # an action was refused: the next pass tries again
+    CONFLICT = "conflict"  # the snapshot was stale: the next pass plans again
+    FAILED = "failed"  # the pass failed, or an action was refused: the next pass tries again
 
 
 @dataclass(frozen=True, slots=True)

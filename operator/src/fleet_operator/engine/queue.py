@@ -147,7 +147,7 @@ class Delays(Generic[K]):
         heapq.heappush(self._heap, (moment, self._sequence, key))
 
     def discard(self, key: K) -> None:
-        """Remove `key`."""
+        """Cancel the delay of `key`, if there is one."""
         self._due.pop(key, None)
 
     def first(self) -> float | None:
@@ -157,7 +157,7 @@ class Delays(Generic[K]):
         return self._heap[0][0] if self._heap else None
 
     def pop(self, now: float) -> Iterator[K]:
-        """Remove the due keys and return them, earliest first."""
+        """Remove and yield the due keys, earliest first."""
         while (due := self.first()) is not None and due <= now:
             _, _, key = heapq.heappop(self._heap)
             del self._due[key]
@@ -223,7 +223,7 @@ class ReadyKeys(Generic[K]):
             (self._first if self._ahead(key) else self._others).append(key)
 
     def pop(self) -> K | None:
-        """Remove and return the next key that is not being processed, or None."""
+        """Remove and return the next key, or None if no ready key may be processed now."""
         has_room = self._others_at_once is None or len(self._others_out) < self._others_at_once
         its_turn = self._others and has_room and self._in_a_row >= AHEAD_IN_A_ROW
         if self._first and not its_turn:

@@ -42,7 +42,7 @@ REMEMBERED_TRIES = 8
 """How many failed status writes are remembered for each job."""
 
 MOST_ON_LOOP = 200
-"""Jobs with more replicas are planned in a thread, so that the event loop goes on."""
+"""The number of replicas above which a job is planned in a thread, so as not to block the event loop."""
 
 AT_ONCE = 16
 """How many pods of a job are created or deleted concurrently."""
@@ -50,7 +50,7 @@ AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class _Untold:
-    """Statuses, with their events, for which it is unknown whether the write succeeded."""
+    """A job's statuses whose writes failed but may have taken effect, with their events."""
 
     uid: str | None
     before: FleetJobStatus  # the status on which they are based
@@ -65,7 +65,7 @@ class Reconciler:
     cluster : Cluster
         The cluster of the jobs, in which actions are carried out.
     clock : Clock
-        Read once per pass.
+        The clock, whose time of day is read once per pass.
     decide : callable
         ``plan(job, observed, now, hosts)``; pure.
     observer : Observer
@@ -153,7 +153,7 @@ class Reconciler:
             await self._cluster.record(job, event)
 
     async def _act(self, key: Key, job: FleetJob, plan: Plan) -> Outcome:
-        """Execute the actions in order, up to the first one refused, then record the events."""
+        """Execute the actions in order until one is refused, then record the events."""
         outcome = Outcome(Result.DONE, plan.requeue_after, debounce(plan.status))
         for together in _in_order(plan.actions):
             if refused := await self._apply(job, together):
@@ -193,7 +193,7 @@ class Reconciler:
     async def _refused(
         self, key: Key, job: FleetJob, plan: Plan, refused: Iterable[tuple[Action, Exception]]
     ) -> Outcome:
-        """Handle refusals: start another pass after a conflict, otherwise report the first refusal.
+        """Report the first refusal that is not a conflict, and return the outcome of the pass.
 
         The deadlines of the plan remain valid, because its status has been written.
         """
@@ -236,7 +236,7 @@ class Reconciler:
 
 
 def _in_order(actions: Iterable[Action]) -> Iterator[Sequence[Action]]:
-    """Group the actions into steps: adjacent pod actions form one step; every other action is its own step.
+    """Group actions into steps: a row of pod creations, a row of pod deletions, or any other single action.
 
     The pod that determines the key of a life is also a step of its own.
     """

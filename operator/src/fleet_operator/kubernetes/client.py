@@ -70,7 +70,7 @@ FEATURES = {
 
 RESOURCES = {each.key: each for each in FEATURES.values()}
 KINDS = {PODS: "Pod", SERVICES: "Service"} | {key: each.kind for key, each in RESOURCES.items()}
-"""The kinds, by the plural name or by the key of a `Resource`."""
+"""Maps plural names, and the keys of optional resources, to kinds."""
 
 
 def collection(resource: str, namespace: str | None) -> str:
@@ -252,15 +252,17 @@ class ApiClient:
     async def apply(
         self, path: str, manifest: Mapping[str, Any], *, manager: str, force: bool = False
     ) -> dict[str, Any]:
-        """Apply the manifest to the object at `path`; fields that are missing from the manifest are kept.
+        """Create or change the object at `path` by a server-side apply of the manifest.
 
-        A field that another manager has set differently is a conflict (409); with `force`, it is overwritten.
+        Fields that `manager` applied before and that the manifest lacks are removed; those of other managers
+        are kept. A field that another manager has set differently is a conflict (409); with `force`, it is
+        overwritten.
         """
         params = {"fieldManager": manager, "fieldValidation": "Strict", "force": str(force).lower()}
         return await self._request("PATCH", path, params=params, body=manifest, content_type=APPLY_PATCH)
 
     async def delete(self, path: str, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Delete the object at `path`, with the preconditions in `options`; return the response."""
+        """Delete the object at `path` with the given DeleteOptions; return the response."""
         body = {"apiVersion": "v1", "kind": "DeleteOptions", **options}
         return await self._request("DELETE", path, body=body)
 
@@ -284,12 +286,12 @@ class ApiClient:
     async def chunks(
         self, path: str, params: Mapping[str, str], *, silence_seconds: float | None = None
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Open an endless response, such as a log; the context manager yields its bytes as they arrive.
+        """Open a response of any length, such as a log; the context manager yields its bytes as they arrive.
 
         Raises
         ------
         ApiError
-            The server refused it.
+            The server refused the request.
         aiohttp.ClientError, TimeoutError
             The connection was lost, or no byte arrived for `silence_seconds`, if given.
         """

@@ -50,14 +50,14 @@ UNSEEN_SECONDS = 5.0
 """How long a deletion may remain unconfirmed before the pod counts as existing again."""
 
 _NOT_THE_AUTHORS = (SERVICES, FEATURES["networkPolicies"].key)
-"""Kinds with no content from a job's manifest, so that the job never causes their refusal."""
+"""Resources without content from a job's manifest: the manifest cannot be the cause of a refusal."""
 
 _WRITTEN_BY_AUTHORS = (PODS, FEATURES["checkpointClaims"].key)
-"""Kinds that are built from a template, which may contain misspelt fields."""
+"""Resources that are built from a template, which may contain misspelt fields."""
 
 
 class KubernetesCluster:
-    """A cluster behind one API server.
+    """A Kubernetes cluster, read through an informer cache and changed through its API server.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ class KubernetesCluster:
         return self._view.jobs.get(key)
 
     def observe(self, job: FleetJob) -> Observed | None:
-        """Return the objects of `job`, or None while the cache lacks some of them or our own writes."""
+        """Return the objects of `job`, or None while the cache is incomplete or older than our own writes."""
         key = Key.of(job)
         if not self._view.scope_of(key.namespace).shows_what_jobs_own:
             return None
@@ -194,7 +194,7 @@ class KubernetesCluster:
         return tuple(latest.values())
 
     def hosts(self, job: FleetJob) -> Hosts:
-        """Return the DNS names of the job's replicas."""
+        """Return the mapping from the job's replicas to their DNS names."""
         return ClusterHosts(job)
 
     async def write_status(self, job: FleetJob, status: FleetJobStatus) -> FleetJob:
@@ -247,7 +247,7 @@ class KubernetesCluster:
         await self._events.record(Subject(*Key.of(job), job.metadata.uid or ""), event)
 
     async def _create(self, job: FleetJob, resource: str, manifest: Mapping[str, Any]) -> bool:
-        """Create an object; return whether it did not exist before."""
+        """Create an object; return False if an object with its name already exists."""
         key, name = Key.of(job), manifest["metadata"]["name"]
         before = self._refusals.last(key)
         try:
@@ -345,7 +345,7 @@ def metrics_readers(
 
 
 def _only(uid: str, version: str | None) -> dict[str, Any]:
-    """Return preconditions that restrict a deletion to this object and, if given, to this version."""
+    """Return DeleteOptions that restrict a deletion to this object and, if given, to this version."""
     preconditions = {"uid": uid} if version is None else {"uid": uid, "resourceVersion": version}
     return {"preconditions": preconditions, "propagationPolicy": "Background"}
 

@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 
 FIRST_LINES = 400
-"""The number of lines of a log in the first answer."""
+"""The number of lines in the first response about a log: the last lines of the log."""
 
 MOST_LINES = 5000
-"""The maximum number of lines of a log in one answer."""
+"""The maximum number of lines of a log in one response."""
 
 SILENCE_SECONDS = 10.0
 
@@ -49,10 +49,10 @@ FIRST_TRAINER = "trainer-0"
 """The replica whose progress the status of a job shows."""
 
 HISTORY_SECONDS = 1.0
-"""The time limit for a reading of a trainer's history through the API server."""
+"""The time limit for reading a trainer's history through the API server."""
 
 REFUSED_SECONDS = 60.0
-"""How long a history that could not be read is left alone."""
+"""The delay before a trainer's history is requested again after a failed request."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,10 +60,10 @@ class _Curves:
     """The curves of a job, from its status, termination messages and trainer 0's history."""
 
     series: Series = field(default_factory=Series)
-    step: int = 0  # that of the last status
+    step: int = 0  # the step in the last status
     lives: dict[str, str] = field(default_factory=dict)  # by replica: the uid of the pod that has reported
     due: float = 0.0  # when the history is read again
-    problem: str | None = None  # why it could not be read
+    problem: str | None = None  # why the history could not be read
 
     def add_status(self, step: int, loss: float) -> None:
         """Add the latest values in the job's status."""
@@ -165,7 +165,7 @@ class ClusterJobs:
         namespace, job, replica : str
             The replica, such as ``trainer-0``.
         cursor : str
-            That of an earlier answer, or empty for the end of the log.
+            The cursor from an earlier response, or empty for the end of the log.
 
         Raises
         ------

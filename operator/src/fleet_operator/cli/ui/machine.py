@@ -20,7 +20,7 @@ Document = dict[str, Any]
 FINAL = ("Succeeded", "Failed", "Stopped")
 LOST = "its runner ended without a summary, for example by SIGKILL; no process of the run is left"
 LOG_BYTES = 1 << 18
-"""The maximum number of bytes of a log in one answer."""
+"""The maximum number of bytes of a log in one response."""
 
 REPLICA = re.compile(r"(?:pserver|trainer)-\d+")
 
@@ -79,7 +79,7 @@ class LocalRuns:
         replica : str
             The replica, such as ``trainer-0``.
         cursor : str
-            That of an earlier answer, or empty for the end of the log.
+            The cursor from an earlier response, or empty for the end of the log.
         """
         folder = self._found().get(name)
         if folder is None or REPLICA.fullmatch(replica) is None:

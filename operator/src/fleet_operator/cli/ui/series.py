@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 Point = tuple[int, float]
 
 SHOWN_POINTS = 1000
-"""The maximum number of points of one curve in an answer."""
+"""The maximum number of points of one curve in a response."""
 
 
 class Series:
@@ -21,7 +21,7 @@ class Series:
         self._curves: dict[str, dict[str, list[Point]]] = {}
 
     def add(self, replica: str, step: int, values: Mapping[str, float]) -> None:
-        """Add the values of a step; ignore curves that already extend past the step."""
+        """Add the values of a step to the curves that end before this step."""
         for metric, value in values.items():
             curve = self._curves.setdefault(metric, {}).setdefault(replica, [])
             if not curve or curve[-1][0] < step:

@@ -51,7 +51,7 @@ class PortError(OperatorError):
 
 
 class UiServer:
-    """Serves the page and its data.
+    """Serves the web page of ``fleetjob ui``, and its data as JSON.
 
     Parameters
     ----------
