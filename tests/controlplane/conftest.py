@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 os.environ.setdefault("GOGC", "400")
 
 
-@pytest.fixture(scope="session")
+# Of the package, not of the session: an idle control plane takes an eighth of a core until it is stopped.
+@pytest.fixture(scope="package")
 def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """A control plane that knows FleetJobs, without an operator."""
     plane = ControlPlane(tmp_path_factory.mktemp("control-plane") / "plane", definitions=[CRD, POD_GROUPS])
@@ -44,7 +45,7 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
     plane.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def operator_kubeconfig(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The operator's kubeconfig, with the permissions that the chart grants it."""
     token = install(control_plane, FEATURES)
@@ -52,7 +53,7 @@ def operator_kubeconfig(control_plane: ControlPlane, tmp_path_factory: pytest.Te
     return control_plane.admin.write_kubeconfig(path, token, NAMESPACE)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def shared_operator(
     operator_kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ForkedOperator]:

@@ -239,9 +239,10 @@ class Session:
                     await watched.change()
         except TimeoutError:
             more = f" and {len(left) - SHOWN_NAMES} more" if len(left) > SHOWN_NAMES else ""
+            exist = "still exists" if len(left) == 1 else "still exist"
             shown = ", ".join(left[:SHOWN_NAMES])
             raise NotInTimeError(
-                f"FleetJob {name} is deleted, but {shown}{more} still exists after {wait_seconds:g} s"
+                f"FleetJob {name} is deleted, but {shown}{more} {exist} after {wait_seconds:g} s"
             ) from None
 
     @contextlib.contextmanager

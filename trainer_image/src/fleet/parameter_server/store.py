@@ -131,7 +131,8 @@ class FailedStep:
             reason = (
                 str(raised) if ours else f"{type(raised).__name__}: {raised}; the traceback is in its log"
             )
-            self.error = kind(f"a block of parameter server {self._endpoint} could not be stepped: {reason}")
+            what = f"a block or table of parameter server {self._endpoint}"
+            self.error = kind(f"{what} could not be stepped: {reason}")
             _log.error("%s", self.error, exc_info=None if ours else raised)
         return self.error
 

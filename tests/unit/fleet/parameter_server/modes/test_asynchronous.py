@@ -197,7 +197,7 @@ def test_a_gradient_that_fails_to_be_applied_ends_it_for_every_trainer(monkeypat
         raise ArithmeticError("no root")
 
     monkeypatch.setattr(server.shard.store, "_rule", broken)
-    reason = "a block of parameter server a:1 could not be stepped: ArithmeticError: no root"
+    reason = "a block or table of parameter server a:1 could not be stepped: ArithmeticError: no root"
     with pytest.raises(FleetError, match=reason):
         server.send(0, 0, 1.0)
     monkeypatch.undo()

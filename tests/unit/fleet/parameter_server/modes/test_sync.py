@@ -244,7 +244,7 @@ def test_what_a_step_failed_of_is_what_everybody_is_told(monkeypatch, caplog):
 
     monkeypatch.setattr(setup.shard.store, "_rule", broken)
     setup.send(0, 0, 1.0)
-    reason = "a block of parameter server a:1 could not be stepped: OSError: no scratch space"
+    reason = "a block or table of parameter server a:1 could not be stepped: OSError: no scratch space"
     with pytest.raises(FleetError, match=reason):
         setup.send(1, 0, 1.0)
     assert "Traceback" in caplog.text
