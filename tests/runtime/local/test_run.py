@@ -124,6 +124,7 @@ while restarts == "0" and not pathlib.Path("key-0-1").exists():
         sys.exit(3)
     time.sleep(0.1)
 """
+    writes += DONE
     environ = {**os.environ, "FLEET_JOB_KEY": "aa" * 32}  # of the shell around it: no replica gets it
     with LocalRun(tmp_path / "run", job_manifest(writes, trainers=2), environ=environ) as run:
         assert run.wait() == 0, run.stderr

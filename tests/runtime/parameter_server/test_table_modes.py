@@ -297,7 +297,6 @@ def memory_of_this_process() -> tuple[int, int]:
     return tracemalloc.get_traced_memory()[0], tensors
 
 
-@pytest.mark.serial
 @pytest.mark.parametrize("config", [None, GEO], ids=["sync", "geo"])
 def test_however_many_steps_are_made_of_the_same_rows_memory_does_not_grow(config):
     given = {} if config is None else {"config": config}

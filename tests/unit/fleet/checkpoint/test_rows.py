@@ -134,7 +134,6 @@ def memory(field: str) -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
-@pytest.mark.serial
 def test_a_save_under_training_and_a_load_take_the_memory_of_parts_and_of_what_changes(tmp_path, monkeypatch):
     config = TableConfig("t", 64, SGD(), first_values=Constant(0.0), options={"lr": 1.0})
     table, at_once = Table(config), 50_000
