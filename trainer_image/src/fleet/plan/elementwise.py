@@ -53,8 +53,7 @@ class Findings:
     Attributes
     ----------
     elementwise : bool
-        Whether updating two slices of a tensor gives the same values as updating the whole tensor. The
-        comparison is exact, except that 0.0 and -0.0 count as equal.
+        Whether updating two slices of a tensor is bitwise-identical to updating the whole tensor.
     refusal : str
         Why parameter servers cannot run this step, and what to do about it; empty if they can.
     tensors : mapping of str to str
@@ -307,14 +306,15 @@ def _train(
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Return whether two results are equal; NaN equals NaN, and -0.0 equals 0.0.
+    """Return whether two results are bitwise equal, except that any NaN equals any other.
 
     Tensors must also have the same shape and dtype. A callable equals only itself; other objects are equal
     if they are of one class.
     """
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         alike = one.shape == other.shape and one.dtype == other.dtype
-        return alike and torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True)
+        # 0.0 and -0.0 compare equal, but their signs differ.
+        return alike and torch.allclose(one, other, 0.0, 0.0, equal_nan=True) and _signs_equal(one, other)
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
@@ -324,6 +324,11 @@ def _same(one: Any, other: Any) -> bool:
     if callable(one) or callable(other):
         return one is other
     return type(one) is type(other)
+
+
+def _signs_equal(one: Tensor, other: Tensor) -> bool:
+    parts = ((torch.view_as_real(each) if each.is_complex() else each) for each in (one, other))
+    return torch.equal(*(each.signbit() & ~each.isnan() for each in parts))
 
 
 def _number_types(kind: "type[Optimizer]", group: _Options, options: _Options) -> tuple[dict[str, str], str]:
@@ -345,7 +350,7 @@ def _number_types(kind: "type[Optimizer]", group: _Options, options: _Options) -
 
 
 def _computes_as_numbers(kind: "type[Optimizer]", name: str, value: object, options: _Options) -> bool:
-    """Return whether steps give equal values after an option is converted to plain Python numbers."""
+    """Return whether steps are bitwise-identical after an option is converted to plain Python numbers."""
     for rate in _RATES:
         plain: dict[str, Any] = dict(options)
         if "foreach" in plain:  # torch refuses to combine foreach with tensor options

@@ -38,7 +38,7 @@ class GroupPlan:
     hyper_parameters: Mapping[str, HyperParameter]
     """Every option of the group at capture, ``lr``, ``weight_decay`` and kernel flags included."""
     elementwise: bool
-    """Whether updating two slices gives the same values as updating the whole parameter."""
+    """Whether updating two slices is bitwise-identical to updating the whole parameter."""
     cuttable: bool
     """Whether blocks may be sent and updated in pieces, considering the mode and the clipping as well."""
     tensors: Mapping[str, str] = field(default_factory=dict)
@@ -224,7 +224,7 @@ class JobPlan:
 
     @property
     def cuttable(self) -> tuple[int, ...]:
-        """The param groups whose blocks can be sent and updated in pieces with the same results.
+        """The param groups whose blocks can be sent and updated in pieces with bitwise-equal results.
 
         A norm needs a whole gradient. A mode that keeps data of a block besides the gradient, such as GEO,
         also needs whole blocks.

@@ -44,7 +44,7 @@ class GroupSpec:
     options: Mapping[str, HyperParameter]
     """Every option of the group at capture, ``lr``, ``weight_decay`` and kernel flags included."""
     elementwise: bool
-    """Whether updating two slices gives the same values as updating the whole parameter."""
+    """Whether updating two slices is bitwise-identical to updating the whole parameter."""
     refusal: str = ""
     """Why parameter servers cannot run this step; empty if they can."""
     tensors: Mapping[str, str] = field(default_factory=dict)
