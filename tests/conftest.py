@@ -5,7 +5,6 @@ from __future__ import annotations
 import faulthandler
 import gc
 import os
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,15 +36,16 @@ TURNS = pytest.StashKey[Turns]()
 HANG_SECONDS = 1000
 """How long a test may hang where no signal reaches it: the process then prints all stacks, and ends."""
 
-armed_at = -HANG_SECONDS
+STDERR = pytest.StashKey[int]()
+ARMED_AT = pytest.StashKey[float]()
 
 
-def expect_progress() -> None:
+def expect_progress(config: pytest.Config) -> None:
     """Arm the timer for `HANG_SECONDS`; pytest's own is armed for every test, which takes a thread each."""
-    global armed_at
-    if (now := int(time.monotonic())) - armed_at > HANG_SECONDS // 10:
-        faulthandler.dump_traceback_later(HANG_SECONDS, exit=True, file=sys.__stderr__)
-        armed_at = now
+    now = time.monotonic()
+    if now - config.stash.get(ARMED_AT, -HANG_SECONDS) > HANG_SECONDS / 10:
+        faulthandler.dump_traceback_later(HANG_SECONDS, exit=True, file=config.stash[STDERR])
+        config.stash[ARMED_AT] = now
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -78,6 +78,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduler:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Take part in the turns of a session of several processes, whose folders have one parent."""
+    config.stash[STDERR] = os.dup(2)  # as it is while pytest captures no output
     is_worker = hasattr(config, "workerinput")
     if is_worker:
         config.stash[TURNS] = Turns(Path(config.option.basetemp).parent)
@@ -94,7 +95,7 @@ def pytest_runtest_protocol(
     After the last test of a module, look through what it has left, and never again: later tests look through
     all objects as well, to find the module that holds a parameter.
     """
-    expect_progress()
+    expect_progress(item.config)
     turns = item.config.stash.get(TURNS, None)
     try:
         if turns is None:

@@ -58,7 +58,7 @@ class Cluster(Protocol):
         """Return the mapping from the replicas of `job` to their hosts."""
 
     async def write_status(self, job: FleetJob, status: FleetJobStatus) -> FleetJob:
-        """Replace the job's status; raise ConflictError if `job` is not its newest version."""
+        """Replace the job's status; raise ConflictError if `job` is out of date."""
 
     async def apply(self, job: FleetJob, action: Action) -> None:
         """Execute an action, which is safe to repeat."""

@@ -121,7 +121,7 @@ class EventFile:
         self._write(file_version="brain.Event:2")
 
     def take(self, progress: Progress, step: int) -> None:
-        """Write the new values in a trainer's progress report."""
+        """Write those values of a trainer's progress report that are new to the event file."""
         for at, values in self._new.take(progress, step):
             if values is None:
                 self._begin_again(at)

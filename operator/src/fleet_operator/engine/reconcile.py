@@ -236,7 +236,7 @@ class Reconciler:
 
 
 def _in_order(actions: Iterable[Action]) -> Iterator[Sequence[Action]]:
-    """Group actions into steps: a row of pod creations, a row of pod deletions, or any other single action.
+    """Group actions into steps: consecutive pod creations, consecutive pod deletions, or one other action.
 
     The pod that determines the key of a life is also a step of its own.
     """

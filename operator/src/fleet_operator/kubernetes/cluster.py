@@ -198,7 +198,7 @@ class KubernetesCluster:
         return ClusterHosts(job)
 
     async def write_status(self, job: FleetJob, status: FleetJobStatus) -> FleetJob:
-        """Replace the job's status; raise ConflictError if `job` is not its newest version."""
+        """Replace the job's status; raise ConflictError if `job` is out of date."""
         metadata = job.metadata
         # For this subresource, the API server takes the status alone. The uid and the version are
         # preconditions: a job that was created again under the same name is a conflict.

@@ -153,7 +153,7 @@ class CreatePod:
 
     @property
     def manifest(self) -> Mapping[str, Any]:
-        """The pod's manifest, rebuilt on each access so that a large plan does not store all of them."""
+        """The pod's manifest, rebuilt on each access so that a large plan does not hold every manifest."""
         return self.build()
 
 

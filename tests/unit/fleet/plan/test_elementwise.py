@@ -218,6 +218,18 @@ def test_torchs_optimizers_of_whole_parameters_may_be_stepped_apart(name):
     assert try_out(optimizer, 0, {0: 3}) == Findings(False, "")
 
 
+def test_slices_whose_zeros_have_another_sign_are_not_those_of_the_whole():
+    class SignsBySize(torch.optim.SGD):
+        """Makes every value 0.0, or -0.0 in tensors of four rows and fewer."""
+
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> Any:
+            for each in self.param_groups[0]["params"]:
+                each.fill_(-0.0 if len(each) <= 4 else 0.0)
+
+    assert found(SignsBySize, (1,)) == Findings(False, "")
+
+
 @pytest.mark.parametrize("kind", [Clips, ClipsByLists, SkipsSmall, ByDistance, ByPlace])
 def test_what_couples_parameters_is_refused_and_so_is_what_couples_groups(kind):
     for counts in ((2,), (2, 1)):

@@ -419,7 +419,7 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
 
 
 def _on_free_port(role: Role) -> Role:
-    """Return the role with a free port, because several processes that train alone may share a host."""
+    """Return the role with a free port of this host, on which other processes may train alone, too."""
     with socket.create_server((role.current_host, 0)) as listener:
         endpoint = f"{role.current_host}:{listener.getsockname()[1]}"
     if role.is_collective:

@@ -193,7 +193,7 @@ def _reslotted(op: Operator, gradient: Gradient) -> Operator:
 
 
 def _summed(ops: Sequence[Operator]) -> list[Operator]:
-    """Sum gradients that several operators compute: rename the parts, and insert the sums.
+    """If several operators contribute to one gradient, rename the contributions and insert their sum.
 
     A sum precedes the first operator that reads it, or is at the end if no operator reads it.
     """

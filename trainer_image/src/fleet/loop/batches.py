@@ -104,7 +104,7 @@ class Order:
             sampler.generator = torch.Generator().manual_seed((seed + epoch) % _SEEDS)
 
     def warn_of_unknown(self) -> None:
-        """Warn if the order of this epoch may differ from its order before a restart."""
+        """Warn if the samples of this epoch may come in another order than before a restart."""
         if self.unknown:
             _log.warning(
                 "%s has neither set_epoch(epoch) nor a generator: the order of this epoch may differ from "

@@ -56,7 +56,7 @@ class Candidates(Protocol):
 
 
 class Admission(Protocol):
-    """Decides when an id gets a row. Until then, its values stay initial and its gradients are dropped."""
+    """Decides when an id gets a row. Until then, it has its initial values and its gradients are dropped."""
 
     def candidates(self, key: tuple[int, int]) -> Candidates:
         """Return the rule's initial state for a table.

@@ -145,7 +145,7 @@ IN_MEMORY: Final = Memory()
 
 
 class _InMemory:
-    """A `RowStore` in memory. Rows are NumPy records, which are copied faster than rows of words."""
+    """A `RowStore` in memory. A row is one NumPy record, which is copied faster than an array of words."""
 
     num_on_disk = 0
 
@@ -196,7 +196,7 @@ class _OnDisk:
         self._recent = RecentReads(max(1, _MIN_ROWS // 16, recent), self._type)
         self._num_slots = max(_MIN_ROWS, (memory - self._recent.nbytes) // (self._type.itemsize + 8))
         self._where = PagedArray(0, np.int32)
-        """For each row, its slot in memory, `_UNWRITTEN`, or ``_FIRST`` minus its place in the file."""
+        """By row: its slot in memory, or ``_FIRST`` minus its place in the file, or else `_UNWRITTEN`."""
         self._last = PagedArray(0, np.int32)
         """For each row, the time of its last write, or 0 if the row was never written."""
         self._slots = PagedArray(0, self._type)

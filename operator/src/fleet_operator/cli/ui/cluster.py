@@ -66,7 +66,7 @@ class _Curves:
     problem: str | None = None  # why the history could not be read
 
     def add_status(self, step: int, loss: float) -> None:
-        """Add the latest values in the job's status."""
+        """Add the latest values, which come from the job's status."""
         if step < self.step:  # the job was restarted
             self.series.drop(FIRST_TRAINER, step)
         self.step = step

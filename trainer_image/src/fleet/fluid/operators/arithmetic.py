@@ -17,7 +17,7 @@ _COS_SIM: dict[str, Any] = {"@ALL_KERNELS_MUST_COMPUTE_RUNTIME_SHAPE@": True}
 
 
 def _gradient_by(type: str, attrs: Any) -> Gradient:  # noqa: A002 - as in `Operator`
-    """Return a `Gradient` whose operator is a forward operator, applied to the output's gradient."""
+    """Return a `Gradient` that is computed by applying a forward operator to the output's gradient."""
     return Gradient(("X",), ("Out@GRAD",), type, attrs, slots={"Out@GRAD": "X", "X@GRAD": "Out"})
 
 

@@ -354,7 +354,7 @@ class Session(Protocol):
         """Enqueue a whole step: its gradients by block and by table. Threads of the mode may call this."""
 
     def flush(self) -> None:
-        """Wait until the servers have received all enqueued data, whose memory may then change."""
+        """Wait until the servers have received all enqueued data; its memory may be overwritten then."""
 
     def request_values(self) -> None:
         """Register the expected answers, and request each block's current value."""

@@ -523,7 +523,7 @@ class SyncServer(ServerMode):
                 return True
 
     def _step(self, block: int) -> list[Answer]:
-        """Average the summed gradient of a block, then update the block or contribute to its norm."""
+        """Average a block's summed gradient, then update the block or add to the gradients' norm."""
         round_ = self._rounds[block]
         with self._changed:
             live = self._participants.live

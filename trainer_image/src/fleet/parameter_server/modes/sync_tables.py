@@ -74,7 +74,7 @@ class SyncTables:
         """The progress of each table; empty if the server has no tables."""
 
     def resume(self, step: int) -> None:
-        """Set the number of completed steps of every table to a checkpoint's."""
+        """Set every table's number of completed steps to the number in a checkpoint."""
         for round_ in self.rounds.values():
             round_.step = step
 

@@ -52,7 +52,7 @@ class Ending:
     left: threading.Event = field(default_factory=threading.Event)
     """Set once the trainer has confirmed the server's COMPLETE with its GOODBYE."""
     notified: threading.Event = field(default_factory=threading.Event)
-    """Set once the trainer has received the failure, or can no longer receive it."""
+    """Set when the failure has been sent to the trainer, or can no longer be sent."""
 
 
 @dataclass(slots=True)

@@ -97,7 +97,7 @@ def warn_of_other_values(
     Parameters
     ----------
     plan : TrainerPlan
-        The plan with the blocks on the servers.
+        The plan that assigns the blocks to the servers.
     replies : sequence of JoinReply
     checksums : mapping of int to int
         CRC-32 of the trainer's own values, by block.

@@ -102,7 +102,7 @@ class ServerCalls:
         self._barriers_passed += 1
 
     def wait_for_ends(self) -> None:
-        """Wait until each other trainer has called this method, has completed or was lost."""
+        """Wait until every other trainer has called this method, has completed, or has been lost."""
         self._pass("the end of training", ending=True)
 
     def reduce(self, given: Contribution, call: str = "all_reduce_worker") -> bytes:

@@ -24,7 +24,7 @@ __all__ = ["Scaling", "StepGuard", "update_scaler"]
 
 
 class StepGuard:
-    """Rejects calls of ``step()`` on the optimizer passed to ``fleet.distributed_optimizer``.
+    """Rejects calls to ``step()`` on the optimizer passed to ``fleet.distributed_optimizer``.
 
     The guard is a hook. The optimizer that fleet returns shares the hooks, so both optimizers call the guard.
 

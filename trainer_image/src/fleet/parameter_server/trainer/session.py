@@ -309,7 +309,7 @@ class Session(Replies):
             self.end_step([block for block in self.plan.blocks if block.id not in gradients])
 
     def flush(self) -> None:
-        """Wait until the servers have received all enqueued data, whose memory may then change."""
+        """Wait until the servers have received all enqueued data; its memory may be overwritten then."""
         log = WaitLog()
         for connection, mark in [(each, each.stream.send(Kind.CONFIRM)) for each in self._holders]:
             what = f"{connection.endpoint} to receive gradients"

@@ -75,7 +75,7 @@ class Trainer:
     ) -> None:
         self.session = session
         self.plan = session.plan
-        """The plan with the blocks on the servers."""
+        """The plan that assigns the blocks to the servers."""
         self.completed = False
         """Whether the servers know that this trainer has completed."""
         self.steps_locally = kind.steps_locally

@@ -280,7 +280,7 @@ class ResumableStream:
         return self._deliver(event)
 
     def _take_end(self, end: End) -> None:
-        """Deliver the end of a connection, then forget the connection.
+        """Notify the handler that a connection has ended, then forget the connection.
 
         The order matters: `fence` keeps the next connection waiting until this connection's end is delivered.
         """
