@@ -204,7 +204,7 @@ class Metrics(Observer):
 
 
 def _is_first_life(job: FleetJob) -> bool:
-    """Return whether a job has never been restarted or suspended."""
+    """Return whether a job was never suspended, and neither the job nor a replica was restarted."""
     status = job.status
     restarted = status.restarts or status.job_restarts
     return not restarted and status.condition(ConditionType.SUSPENDED) is None

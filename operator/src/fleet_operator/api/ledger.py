@@ -49,7 +49,7 @@ class QuotaBackOff(StatusModel):
 
     refused_since: Timestamp | None = None  # since when pods are refused while the job has others
     not_before: Timestamp | None = None  # the job has released its pods: new ones wait for this time
-    times: int = 0  # how often the job has released its pods since it last had all of them
+    times: int = 0  # how often the job has released its pods since it last had enough of them to run
 
 
 class StoredLedger(StatusModel):

@@ -65,7 +65,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class TransitionRule:
-    """A rule that forbids any change of a field of the spec."""
+    """A rule that forbids changing a field of the spec, or only adding or removing the field."""
 
     field: str
     optional: bool  # whether the field may be absent: adding or removing it is a change, too

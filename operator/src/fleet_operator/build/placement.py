@@ -21,7 +21,7 @@ _FLIGHT_RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT"
 
 
 def place(spec: dict[str, Any], container: dict[str, Any], job: FleetJob, role: Role) -> None:
-    """Apply the job's node selector, priority, devices and host network to a pod.
+    """Apply the job's scheduling, devices, shared memory and host network to a pod.
 
     A priority class, a DNS policy, variables and a mount of /dev/shm in the template take precedence.
 

@@ -38,10 +38,10 @@ MAX_EVENTS = 300
 """The maximum number of sentences in a record; the oldest ones are dropped."""
 
 LOCK_TRIES = 10
-"""How many times a run tries to lock its record, because a reader that tests the lock briefly holds it."""
+"""How often a run tries to lock its points file; a reader that tests the lock briefly holds it."""
 
 LOCK_SECONDS = 0.01
-"""The pause after a failed attempt to lock the record."""
+"""The pause after a failed attempt to lock the points file."""
 
 KEPT_RUNS = 200
 """The maximum number of links in the state folder; older links are removed, but not their log folders."""

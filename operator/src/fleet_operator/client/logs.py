@@ -57,7 +57,7 @@ class LogLine:
     replica : str
         The replica, such as ``trainer-1``.
     stamped : bytes
-        The timestamp followed by the line, as the API server sends them.
+        The line after its timestamp, as sent; a later piece of a long line has no timestamp.
     """
 
     replica: str

@@ -40,7 +40,7 @@ class Creation:
 
 
 def creation_of(context: Context) -> Creation:
-    """Return the missing replicas whose pods may be created now, and those that must wait."""
+    """Return the replicas to create now, those backed off, and whether trainers wait for servers."""
     job = context.job
     if is_pausing(context) or context.ledger.deactivated is not None:
         return Creation((), context.replicas.missing, gated=False)

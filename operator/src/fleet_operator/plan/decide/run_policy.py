@@ -92,7 +92,7 @@ def deadline(start: datetime | None, seconds: int | None) -> datetime | None:
 
 
 def not_running_since(status: FleetJobStatus) -> datetime | None:
-    """Return since when not all replicas of a job have been running, including pauses; None if all run."""
+    """Return since when Running is False, but not from before a resumption; None if it is not False."""
     running, resumed = status.condition(ConditionType.RUNNING), status.condition(ConditionType.SUSPENDED)
     if running is None or running.status is not ConditionStatus.FALSE:
         return None

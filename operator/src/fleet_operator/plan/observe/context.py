@@ -169,7 +169,7 @@ class Context:
 
     @cached_property
     def key(self) -> tuple[str | None, bool]:
-        """The key by which the job's replicas authenticate each other, if any, and whether it is new."""
+        """The key that the operator sets for the job's current life, if any, and whether it is new."""
         if brings_own_key(self.job):
             return None, False
         own = (pod for pod in self.observed.pods if pod.owned)

@@ -45,7 +45,7 @@ MAX_TABLES = 10
 """The maximum number of tables in the status; a replica lists the largest tables first."""
 
 MAX_WORDS = 100
-"""The maximum length of texts from the script, such as table names."""
+"""The maximum length of a table's name, and of the text about what a replica waits for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ ADVICE = {
 _REASON = re.compile(r"[A-Z][A-Za-z0-9]*")
 
 WAITS_FOR_OTHERS = frozenset({"Schedulable", "Undetermined"})
-"""Volcano's reasons for a pod that waits only for other pods of its gang."""
+"""Volcano's reasons that show no problem of the pod itself, only an incomplete gang."""
 
 
 # Transient reasons of every pod; any other reason is worth reporting.
