@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import gc
 import os
@@ -40,12 +41,18 @@ STDERR = pytest.StashKey[int]()
 ARMED_AT = pytest.StashKey[float]()
 
 
-def expect_progress(config: pytest.Config) -> None:
-    """Arm the timer for `HANG_SECONDS`; pytest's own is armed for every test, which takes a thread each."""
-    now = time.monotonic()
-    if now - config.stash.get(ARMED_AT, -HANG_SECONDS) > HANG_SECONDS / 10:
-        faulthandler.dump_traceback_later(HANG_SECONDS, exit=True, file=config.stash[STDERR])
-        config.stash[ARMED_AT] = now
+def expect_progress(item: pytest.Item) -> None:
+    """Arm the timer for a test; pytest's own is armed for every test, which takes a thread each."""
+    stash, now, limit = item.config.stash, time.monotonic(), item.get_closest_marker("timeout")
+    seconds = max(HANG_SECONDS, 1.2 * limit.args[0] if limit is not None else 0)
+    if seconds > HANG_SECONDS or now - stash.get(ARMED_AT, -HANG_SECONDS) > HANG_SECONDS / 10:
+        faulthandler.dump_traceback_later(seconds, exit=True, file=stash[STDERR])
+        stash[ARMED_AT] = now if seconds == HANG_SECONDS else -HANG_SECONDS
+
+
+def pytest_exception_interact(node: pytest.Item) -> None:
+    """Have the timer armed again, because pytest disarms it after a failure."""
+    node.config.stash[ARMED_AT] = -HANG_SECONDS
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -90,22 +97,22 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_runtest_protocol(
     item: pytest.Item, nextitem: pytest.Item | None
 ) -> Generator[None, object, object]:
-    """Wait for a test's turn, which takes nothing of the time that the test has.
-
-    After the last test of a module, look through what it has left, and never again: later tests look through
-    all objects as well, to find the module that holds a parameter.
-    """
-    expect_progress(item.config)
+    """Wait for a test's turn, which takes nothing of the time that the test has."""
     turns = item.config.stash.get(TURNS, None)
-    try:
-        if turns is None:
+    alone = contextlib.nullcontext()
+    with alone if turns is None else turns.turn(serial=is_serial(item), next_is_serial=is_serial(nextitem)):
+        expect_progress(item)
+        try:
             return (yield)
-        with turns.turn(serial=is_serial(item), next_is_serial=is_serial(nextitem)):
-            return (yield)
-    finally:
-        if nextitem is None or nextitem.path != item.path:
-            gc.collect()
-            gc.freeze()
+        finally:
+            if nextitem is None:
+                faulthandler.cancel_dump_traceback_later()
+            if nextitem is None or nextitem.path != item.path:
+                # The product searches all unfrozen objects for the module that holds a parameter, so whatever
+                # a module of tests leaves would slow down the later ones. It also hides a model from that
+                # search: a model must not outlive its module of tests.
+                gc.collect()
+                gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

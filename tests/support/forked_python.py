@@ -121,7 +121,7 @@ class ForkedPython:
         The interpreter.
     """
 
-    preloaded: ClassVar[tuple[str, ...]] = (*PRELOADED, "sklearn.datasets", *OURS)  # many examples train on it
+    preloaded: ClassVar[tuple[str, ...]] = (*PRELOADED, "sklearn.datasets", *OURS)
     python: ClassVar[str] = sys.executable
 
     def __init__(
@@ -323,7 +323,7 @@ def _become(request: dict[str, Any]) -> NoReturn:
     sys.stdout.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
     time.tzset()
     if lifecycle := sys.modules.get("fleet.process.lifecycle"):
-        # Otherwise fleet would treat this process as one that a script has forked, whose reports do not count.
+        # Otherwise fleet would treat this process as forked by a script, and ignore its reports.
         lifecycle._imported_by = os.getpid()
     status = _run(*request["argv"])
     threading._shutdown()  # type: ignore[attr-defined] # waits for threads that are no daemons

@@ -82,7 +82,10 @@ class Scheduler(LoadScopeScheduling):  # type: ignore[misc] # xdist has no types
         return module if "/unit/" in module or module.endswith(OWN_PLANE + SHARING) else nodeid
 
     def _pending_of(self, workload: dict[str, dict[str, bool]]) -> int:
-        """Return the number of pending tests; forget completed scopes, which are counted after each test."""
+        """Return the number of pending tests, after deleting the completed scopes.
+
+        After each test, xdist counts the tests of all scopes that a worker was ever given.
+        """
         for scope in [scope for scope, completed in workload.items() if all(completed.values())]:
             del workload[scope]
         return int(super()._pending_of(workload))

@@ -81,15 +81,14 @@ def _load_into(node: str, image: str) -> None:
     """Load an image into containerd on a node; try twice, because an interrupted import can be continued."""
     if _is_on(node, image):
         return
-    try:
-        _stream_into(node, image)
-    except CommandError as error:
-        print(f"{error}; trying once more", flush=True)
-        _stream_into(node, image)
+    if problem := _stream_into(node, image):
+        print(f"{problem}; trying once more", flush=True)
+        if problem := _stream_into(node, image):
+            raise CommandError(problem)
 
 
-def _stream_into(node: str, image: str) -> None:
-    """Stream an image into containerd on a node, without an archive on disk."""
+def _stream_into(node: str, image: str) -> str:
+    """Stream an image into containerd on a node, without an archive on disk; return what failed, or ""."""
     import_it = [
         "docker",
         "exec",
@@ -118,17 +117,12 @@ def _stream_into(node: str, image: str) -> None:
             raise CommandError(f"{image} was not on {node} after {LOAD_SECONDS:.0f} s") from None
         if statuses != (0, 0):
             said.seek(0)
-            free = shutil.disk_usage(_docker_folder()).free / 1e9
-            raise CommandError(
+            free = shutil.disk_usage(Path.cwd()).free / 1e9
+            return (
                 f"{image} could not be loaded into {node}: docker save ended with {statuses[1]}, ctr with "
                 f"{statuses[0]}: {said.read().strip() or 'without a word'} ({free:.0f} GB of disk are free)"
             )
-
-
-def _docker_folder() -> str:
-    """Return docker's folder, in which a node's disk lies as well."""
-    folder = run("docker", "info", "--format", "{{.DockerRootDir}}", timeout=60).strip()
-    return folder if Path(folder).is_dir() else "/"
+    return ""
 
 
 def _is_on(node: str, image: str) -> bool:

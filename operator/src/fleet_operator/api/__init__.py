@@ -21,7 +21,7 @@ from fleet_operator.api.job import (
 )
 from fleet_operator.api.ledger import PortBlocks, QuotaBackOff, ReplicaRestarts, StoredLedger, StoredRole
 from fleet_operator.api.names import Role
-from fleet_operator.api.parse import parse_job, read_job
+from fleet_operator.api.parse import newer_state, parse_job, read_job
 from fleet_operator.api.placement import Gang, NetworkPolicyType
 from fleet_operator.api.status import (
     Columns,
@@ -72,6 +72,7 @@ __all__ = [
     "SuccessPolicyType",
     "SyncMode",
     "TableStatistics",
+    "newer_state",
     "parse_job",
     "read_job",
 ]

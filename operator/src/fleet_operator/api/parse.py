@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
     from pydantic_core import ErrorDetails
 
-__all__ = ["UNKNOWN_FIELD", "parse_job", "read_job"]
+__all__ = ["UNKNOWN_FIELD", "newer_state", "parse_job", "read_job"]
 
 UNKNOWN_FIELD = "an unknown field"
 """The value of `Problem.found` for an unknown field."""
@@ -108,6 +108,22 @@ def read_job(stored: Mapping[str, Any], known: FleetJob | None = None) -> FleetJ
         return FleetJob.model_validate(document)
     except ValidationError as error:
         raise InvalidJob(shown_name(document), problems_of(error, document)) from None
+
+
+def newer_state(known: FleetJob, stored: Mapping[str, Any]) -> FleetJob:
+    """Return a known job with the metadata and status of a newer version whose spec cannot be read.
+
+    The generation stays that of the known spec. If the metadata or the status cannot be read either, return
+    the known job.
+    """
+    metadata = {key: value for key, value in stored["metadata"].items() if key != "managedFields"}
+    try:
+        newer = ObjectMeta.model_validate(without_nulls(metadata))
+        status = FleetJobStatus.model_validate(without_nulls(stored.get("status") or {}))
+    except ValidationError:
+        return known
+    metadata_of_spec = newer.model_copy(update={"generation": known.metadata.generation})
+    return known.model_copy(update={"metadata": metadata_of_spec, "status": status})
 
 
 def _is_generation_of(known: FleetJob, metadata: Mapping[str, Any]) -> bool:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fleet_operator.api import FleetJob, read_job
+from fleet_operator.api import FleetJob, newer_state, read_job
 from fleet_operator.api.names import PLURAL
 from fleet_operator.cluster import Key
 from fleet_operator.errors import InvalidJob
@@ -168,7 +169,10 @@ class FleetJobs:
             job = read_job(manifest, None if known is None else known.value)
         except InvalidJob as error:
             self._tell_invalid(manifest, error)
-            return known if known is not None and known.uid == uid else None  # its last valid version stays
+            if known is None or known.uid != uid:
+                return None
+            # The last valid spec stays in force, and writes of the status need the newest version.
+            return replace(known, version=version_of(manifest), value=newer_state(known.value, manifest))
         self._invalid.pop(uid, None)
         return Entry(key, uid, version_of(manifest), key, owner_of(manifest), job)
 

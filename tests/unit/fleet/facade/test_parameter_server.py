@@ -2,6 +2,9 @@
 
 import atexit
 import logging
+import os
+import subprocess
+import sys
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -315,10 +318,22 @@ def test_the_strategy_reaches_the_transpiler():
     assert all(len(op.input("X")) == 1 for op in sends)
 
 
-def test_forks_are_left_to_python():
-    import os
-
-    assert os.environ["GRPC_ENABLE_FORK_SUPPORT"] == "0"
+def test_forks_are_left_to_python_before_grpc_is_imported():
+    program = """
+import os, sys
+class Watch:
+    def find_spec(self, name, *_):
+        if name == "grpc":
+            print(os.environ.get("GRPC_ENABLE_FORK_SUPPORT"))
+sys.meta_path.insert(0, Watch())
+from fleet.parameter_server import fleet
+fleet.init_server
+"""
+    environ = {name: value for name, value in os.environ.items() if name != "GRPC_ENABLE_FORK_SUPPORT"}
+    ended = subprocess.run(
+        [sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=100, check=True
+    )
+    assert ended.stdout == "0\n"
     assert logging.getLogger("fleet.parameter_server").handlers == []
 
 

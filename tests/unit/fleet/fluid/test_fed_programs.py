@@ -165,13 +165,14 @@ def test_fetched_sequences_have_their_lengths_if_lod_tensors_are_asked_for(train
     sentences = fluid.layers.sequence_pool(rows, "sum")
     documents = fluid.layers.sequence_pool(sentences, "max")
     loss = fluid.layers.mean(documents)
+    twice = fluid.layers.concat([rows, rows], axis=0)
     if trains:
         fluid.optimizer.SGD(learning_rate=0.0).minimize(loss)
-    executor, fetched = started(), [rows, sentences, documents, loss]
+    executor, fetched = started(), [rows, sentences, documents, loss, twice]
     ids, lengths = np.array([[0], [1], [2], [3], [4], [0]]), [[2, 1], [3, 1, 2]]
     feed = {"words": fluid.create_lod_tensor(ids, lengths, fluid.CPUPlace())}
     arrays = executor.run(feed=feed, fetch_list=fetched)
     tensors = executor.run(feed=feed, fetch_list=fetched, return_numpy=False)
-    assert [each.recursive_sequence_lengths() for each in tensors] == [lengths, lengths[:1], [], []]
+    assert [each.recursive_sequence_lengths() for each in tensors] == [lengths, lengths[:1], [], [], []]
     assert tensors[0].lod() == [[0, 2, 3], [0, 3, 4, 6]]
     assert [np.array(each).tolist() for each in tensors] == [each.tolist() for each in arrays]

@@ -162,6 +162,7 @@ async def test_a_job_that_is_no_longer_understood_stays_as_it_last_was_also_when
         api.put(f"{JOBS}/listed", manifest("listed"))
         await world.until(lambda: world.cluster.job(Key("default", "listed")) is not None)
         assert (world.deleted, world.job.name) == ([], "digits")
+        assert world.job.metadata.resource_version == api.objects[JOB]["metadata"]["resourceVersion"]
 
 
 async def test_the_api_server_chooses_by_labels_what_jobs_own(api: FakeApi):

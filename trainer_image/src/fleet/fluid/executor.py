@@ -493,10 +493,13 @@ def _lod_tensors(
     inputs: Mapping[str, Any],
 ) -> list[LoDTensor]:
     """Return fetched values with the lengths of their sequences, which only a built program has."""
-    return [
-        LoDTensor(value, [] if computation is None else sequences_of(name, computation, inputs))
-        for name, value in zip(names, values, strict=True)
-    ]
+    tensors = []
+    for name, value in zip(names, values, strict=True):
+        lengths = [] if computation is None else sequences_of(name, computation, inputs)
+        # An operator may compute other rows from sequences, as `accuracy` does.
+        fits = bool(lengths) and sum(lengths[-1]) == len(value)
+        tensors.append(LoDTensor(value, lengths if fits else []))
+    return tensors
 
 
 def _summary(value: object) -> str:

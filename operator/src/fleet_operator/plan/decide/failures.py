@@ -245,7 +245,9 @@ def _gone(context: Context, replica: Replica) -> Failure:
     if last is not None and last.disruption:
         # What evicts a pod marks it first, and the mark and the deletion may be observed in the same pass.
         record = _tell(last, failure_sentence(last, context.job), context.now)
-        return Failure(replica, Kind.DISRUPTION, record, frozenset({"Deleted", last.disruption}))
+        causes = frozenset(each for each in ("Deleted", last.disruption, last.reason) if each is not None)
+        by_main = last.container in (None, context.job.template(replica.role).main_container.name)
+        return Failure(replica, Kind.DISRUPTION, record, causes, by_main, last.message or "")
     reason, sentence, reasons = "Deleted", f"{name} was deleted", {"Deleted"}
     if last is None:
         reason, sentence = VANISHED, f"{name} is gone, and nobody has seen how it ended"
