@@ -56,7 +56,7 @@ class ForkedTrainer(ForkedPython):
     TorchDynamo is preloaded, because torch's optimizers import it in their first step, which is slow.
     """
 
-    preloaded = ("torch._dynamo", *ForkedPython.preloaded)
+    preloaded = (*ForkedPython.preloaded, "torch._dynamo")
 
 
 def environments(directory: Path, ports: Sequence[int]) -> list[dict[str, str]]:

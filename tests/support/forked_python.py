@@ -3,7 +3,8 @@
 Each program is a separate process, which tests may kill. It ends like a program that was started from the
 command line (after its last line, by an exception or by a signal), except that Python's final clean-up is
 skipped: it would copy the memory that is shared since the fork, which takes longer than most programs run.
-Use these programs to test what a program does, not how it starts or what it imports.
+Only third-party packages are preloaded, unless a subclass says otherwise; this project's packages are
+imported in each program. Use these programs to test what a program does, not how it starts.
 
 As a program, this module is the process from which the others are forked, the forker. All processes of a test
 session share it, and it ends with the last of them. It receives one packet per program: the request as JSON,
@@ -56,9 +57,6 @@ PRELOADED = (
     "grpc",
     "grpc_health.v1.health_pb2",
 )
-OURS = ("fleet.facade.collective", "fleet.facade.parameter_server", "fleet.parameter_server.server.server")
-"""The modules of this project that import what most programs need; importing them takes 0.2 s."""
-
 LAUNCHERS = {"torchrun": "torch.distributed.run", "accelerate": "accelerate.commands.accelerate_cli"}
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # threads do not survive a fork
 WITHOUT_FORK_SUPPORT = {"GRPC_ENABLE_FORK_SUPPORT": "0"}  # as fleet sets it before it imports gRPC
@@ -121,7 +119,7 @@ class ForkedPython:
         The interpreter.
     """
 
-    preloaded: ClassVar[tuple[str, ...]] = (*PRELOADED, "sklearn.datasets", *OURS)
+    preloaded: ClassVar[tuple[str, ...]] = (*PRELOADED, "sklearn.datasets")  # which many examples train on
     python: ClassVar[str] = sys.executable
 
     def __init__(
@@ -322,9 +320,6 @@ def _become(request: dict[str, Any]) -> NoReturn:
     # a line of another thread's log may come between them.
     sys.stdout.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
     time.tzset()
-    if lifecycle := sys.modules.get("fleet.process.lifecycle"):
-        # Otherwise fleet would treat this process as forked by a script, and ignore its reports.
-        lifecycle._imported_by = os.getpid()
     status = _run(*request["argv"])
     threading._shutdown()  # type: ignore[attr-defined] # waits for threads that are no daemons
     atexit._run_exitfuncs()

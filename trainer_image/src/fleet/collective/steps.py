@@ -200,10 +200,7 @@ def _other_number(theirs: Account, ours: Account, rank: int, first: int) -> tupl
 
 
 def _other_options(theirs: Account, ours: Account, rank: int, first: int) -> tuple[int, str, str] | None:
-    """Return where hyper-parameters first differ: the step, and what each trainer did; None if they do not.
-
-    The step is given as the number of steps before it.
-    """
+    """Return the first `Step.before` at which hyper-parameters differ, and what each trainer did, or None."""
     known = ([step for step in each.recent if step.before >= first] for each in (theirs, ours))
     # Of equal length, because `_other_number` has found no difference.
     for found, expected in zip(*known, strict=True):

@@ -122,7 +122,7 @@ def find_world(role: "Role", environ: Mapping[str, str]) -> World:
 
 
 def with_separate_port(world: World) -> World:
-    """Return the world with another port, because the script's process group already uses this port.
+    """Return the world with another port than the script's process group, unless a launcher has the store.
 
     Every trainer must call this. Trainer 0 chooses the port, and the script's process group carries it.
 

@@ -50,7 +50,7 @@ def endpoint_problem(endpoint: str) -> str | None:
 
 
 def can_be_host(name: str) -> bool:
-    """Return whether the resolver accepts a name; labels have 1 to 63 characters, unlike in ``a..b``."""
+    """Return whether a name can be encoded for the resolver: its labels have 1 to 63 characters."""
     try:
         name.encode("idna")
     except UnicodeError:

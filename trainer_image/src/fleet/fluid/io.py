@@ -4,7 +4,7 @@ Each variable is saved in a file with the variable's name; with a `filename`, al
 The files have the safetensors format. A program for inference is saved as ``__model__`` in the same folder:
 the JSON of `Program.to_json`, with the names of the fed and fetched variables.
 
-In a job, `save_persistables` and `load_persistables` save and load a checkpoint of all servers, like the
+In a job with servers, `save_persistables` and `load_persistables` save and load their checkpoints, like the
 methods of the job's `fleet`.
 """
 

@@ -24,7 +24,7 @@ __all__ = ["by_block", "in_pieces", "lead_bytes"]
 _OF_ALL_BYTES: Final = 1 << 20
 _LEAST_BYTES, _MOST_BYTES = 1 << 17, 1 << 18
 _VECTOR: Final = 64
-"""A piece's size is a multiple of this many elements: kernels may round a partial vector differently."""
+"""The unit of the sizes of all pieces but a block's last one, because kernels may round partial vectors."""
 
 
 def in_pieces(plan: ServerPlan, settings: Settings) -> ServerPlan:

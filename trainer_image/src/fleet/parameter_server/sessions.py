@@ -47,7 +47,7 @@ _END_SECONDS: Final = 5.0
 _choices: "weakref.WeakKeyDictionary[Source, tuple[DistributedStrategy, ServerPlan | None]]" = (
     weakref.WeakKeyDictionary()
 )
-"""For each session, its strategy and the plan of its server inside this process, if there is one."""
+"""By source: the strategy of its session, and the plan of the server in this process, or None."""
 _trainers: "weakref.WeakKeyDictionary[Source, Trainer]" = weakref.WeakKeyDictionary()
 _threads_within: "weakref.WeakKeyDictionary[Trainer, threading.Thread]" = weakref.WeakKeyDictionary()
 """For each trainer that trains alone, the thread of the server inside this process."""

@@ -306,7 +306,7 @@ def _train(
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Return whether two results are bitwise equal, except that any NaN equals any other.
+    """Return whether two results are equal: tensors bitwise except for NaN, and Python numbers by value.
 
     Tensors must also have the same shape and dtype. A callable equals only itself; other objects are equal
     if they are of one class.

@@ -393,7 +393,7 @@ _RULES: Final[Mapping[str, Callable[[], RowRule]]] = {
 _UNSUPPORTED: Final = ("dampening", "amsgrad", "maximize", "centered", "decoupled_weight_decay")
 """Options of torch's classes that the rules do not support; each must be off."""
 _DECOUPLED: Final = "torch.optim.adamw.AdamW"
-"""The path of AdamW, which equals Adam without weight decay; no rule implements AdamW's weight decay."""
+"""The path of AdamW. With no weight decay it equals Adam; no rule implements its weight decay."""
 _REMEDY: Final = "give the table its own rule: rule=fleet.tables.rules.…"
 
 

@@ -198,7 +198,7 @@ class _OnDisk:
         self._where = PagedArray(0, np.int32)
         """By row: its slot in memory, or ``_FIRST`` minus its place in the file, or else `_UNWRITTEN`."""
         self._last = PagedArray(0, np.int32)
-        """For each row, the time of its last write, or 0 if the row was never written."""
+        """By row: the time of its last write, or 0 if it was never written or too long ago."""
         self._slots = PagedArray(0, self._type)
         self._row_of = PagedArray(0, np.int32)
         """The row in each slot."""

@@ -162,13 +162,13 @@ class CheckpointServicer(control_pb2_grpc.ParameterServerServicer):
     def Checkpoints(  # noqa: N802 - gRPC's name
         self, request: control_pb2.CheckpointsRequest, context: grpc.ServicerContext
     ) -> control_pb2.CheckpointsReply:
-        """Remove and list the numbered checkpoints of a folder."""
+        """Remove the requested numbered checkpoints of a folder; return the numbers of the others."""
         return answer(context, lambda: self._checkpoints.numbers(request))
 
     def Load(  # noqa: N802 - gRPC's name
         self, request: control_pb2.LoadRequest, context: grpc.ServicerContext
     ) -> control_pb2.LoadReply:
-        """Load a checkpoint, and return its name."""
+        """Load a checkpoint unless training has begun; return what is loaded, and the next step."""
         return answer(context, lambda: self._checkpoints.load(request))
 
     def Part(  # noqa: N802 - gRPC's name
@@ -180,7 +180,7 @@ class CheckpointServicer(control_pb2_grpc.ParameterServerServicer):
     def FoundPart(  # noqa: N802 - gRPC's name
         self, request: control_pb2.FoundPartRequest, context: grpc.ServicerContext
     ) -> control_pb2.FoundPartReply:
-        """Return a chunk of trainer 0's part of the loaded checkpoint."""
+        """Return a chunk of trainer 0's part of the checkpoint that the last `Load` returned."""
         return answer(context, lambda: self._checkpoints.download_part(request))
 
     def Status(  # noqa: N802 - gRPC's name

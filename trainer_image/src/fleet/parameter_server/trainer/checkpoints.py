@@ -122,7 +122,7 @@ class TrainerCheckpoints(Saver):
             restore_values(part, self._source)
 
     def restore_own_part(self) -> None:
-        """Restore trainer 0's part of the checkpoint that the servers loaded before this trainer joined."""
+        """If the servers loaded a checkpoint, restore trainer 0's part of the newest one."""
         if self._session.restored:
             self._restore(
                 self._session.calls.ask_all(lambda control, seconds: control.checkpoints.load("", seconds))

@@ -78,7 +78,7 @@ class SentGradient:
     payload: memoryview
     """The bytes of `carried`."""
     mark: Mark | None
-    """The mark that reveals changes of the payload; None if comparing would cost a copy or stall a device."""
+    """The mark that reveals changes of the payload; None in step(), or if comparing would be costly."""
 
     @property
     def unchanged(self) -> bool:

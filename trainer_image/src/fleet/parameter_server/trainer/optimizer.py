@@ -127,7 +127,7 @@ class DistributedOptimizer(Optimizer):
             yield
 
     def state_dict(self) -> dict[str, Any]:
-        """Fetch the optimizer state from the servers, in the format of torch.optim's ``state_dict()``."""
+        """Fetch the optimizer state, in GEO this trainer's own, in the format of torch's ``state_dict``."""
         for hook in self._optimizer_state_dict_pre_hooks.values():
             hook(self)
         state_dict = self._fetch_state_dict()

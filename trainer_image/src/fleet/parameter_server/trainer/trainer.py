@@ -166,7 +166,7 @@ class Trainer:
         return self.session.step
 
     def start(self) -> None:
-        """Restore trainer 0's part of the loaded checkpoint, if there is one, and start the mode."""
+        """If servers have loaded a checkpoint, restore trainer 0's part of the newest; start the mode."""
         self.checkpoints.restore_own_part()
         self.mode.start()
         self.flow.attach()

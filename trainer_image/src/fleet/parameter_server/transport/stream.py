@@ -177,7 +177,7 @@ class ResumableStream:
             return self._changed.wait_for(lambda: self._acknowledged >= count, timeout_seconds)
 
     def attach(self, connected: socket.socket, directions: Directions, acknowledged: int) -> int:
-        """Continue on a new connection after its handshake. Call `fence` for the previous connection first.
+        """Continue on a new connection after its handshake; the previous connection must have ended.
 
         Parameters
         ----------
