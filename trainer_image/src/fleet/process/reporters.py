@@ -96,7 +96,11 @@ class MLflow:
         from mlflow.exceptions import MlflowException
         from mlflow.tracking import MlflowClient
 
-        self._metric, self._client = Metric, MlflowClient()
+        self._metric = Metric
+        try:
+            self._client = MlflowClient()
+        except Exception:  # noqa: BLE001 - a file store raises it if another replica has just made its files
+            self._client = MlflowClient()
         name = reported.environ.get("MLFLOW_EXPERIMENT_NAME") or reported.job
         try:
             experiment = self._client.create_experiment(name)
