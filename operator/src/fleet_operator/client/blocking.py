@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from fleet_operator.client.asynchronous import AsyncFleetJobClient
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from fleet_operator.client.logs import LogLine
 
 T = TypeVar("T")
+
+
+class _ClosedError(RuntimeError):
+    """The client is closed, or was closed during the call."""
 
 
 class FleetJobClient:
@@ -52,6 +57,9 @@ class FleetJobClient:
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self._loop = self._runner.get_loop()
         self._closed = asyncio.Event()
+        self._lock = threading.Lock()
+        self._calls: set[Future[Any]] | None = set()
+        """The calls that wait for the loop; None once the loop is closed."""
         # A daemon, so that a program that forgot to close the client can end.
         self._thread = threading.Thread(target=self._serve, name="FleetJobClient", daemon=True)
         self._thread.start()
@@ -156,22 +164,43 @@ class FleetJobClient:
             await self._closed.wait()
             await self._client.__aexit__()
 
-        with self._runner:  # it cancels what is left
-            self._runner.run(until_closed())
+        try:
+            with self._runner:  # it cancels what is left
+                self._runner.run(until_closed())
+        finally:
+            with self._lock:
+                calls, self._calls = self._calls, None
+            # A call that came after the last turn of the loop would wait for ever.
+            for each in calls or ():
+                each.cancel()
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the client's thread; cancel it on an exception such as KeyboardInterrupt."""
-        if not self._thread.is_alive():  # closed, or in a forked process, which has no copy of the thread
-            work.close()
-            raise RuntimeError("this FleetJobClient is closed, or of another process; make a new one")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = self._begin(work)
         try:
             return future.result()
         except CancelledError:
-            raise RuntimeError("this FleetJobClient was closed during the call") from None
+            work.close()  # it has never begun if the loop was closing
+            raise _ClosedError("this FleetJobClient was closed during the call") from None
         except BaseException:
             future.cancel()
             raise
+        finally:
+            with self._lock:
+                if self._calls is not None:
+                    self._calls.discard(future)
+
+    def _begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        # In a forked process there is no copy of the thread, and another thread may have held the lock.
+        if self._thread.is_alive():
+            with self._lock:
+                if self._calls is not None:
+                    with contextlib.suppress(RuntimeError):  # the loop has just been closed
+                        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+                        self._calls.add(future)
+                        return future
+        work.close()
+        raise _ClosedError("this FleetJobClient is closed, or of another process; make a new one")
 
     def _iterate(self, items: AsyncGenerator[T]) -> Iterator[T]:
         turn = asyncio.Lock()  # a step that is interrupted ends before the generator is closed
@@ -188,5 +217,5 @@ class FleetJobClient:
             while (item := self._run(step())) is not None:
                 yield item
         finally:
-            if self._thread.is_alive():
+            with contextlib.suppress(_ClosedError):  # which has closed the generator
                 self._run(close())

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from typing import TYPE_CHECKING
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from fleet_operator.kubernetes.login import Connection, ConnectionSettingsError
 from tests.support.log_server import LogServer, at
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Coroutine, Iterator
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -53,6 +54,23 @@ async def test_a_call_of_another_thread_ends_with_the_client(world: LogServer, c
         while not all(world.watchers.values()):  # it follows
             world.heard.clear()
             await world.heard.wait()
+    await asyncio.to_thread(client.close)
+    with pytest.raises(RuntimeError, match="closed during the call"):
+        await waiting
+
+
+async def test_a_call_that_the_closing_loop_never_begins_ends_too(
+    world: LogServer, client: FleetJobClient, monkeypatch: pytest.MonkeyPatch
+):
+    came = threading.Event()
+
+    def never(work: Coroutine[Any, Any, Any], _: object) -> Future[Any]:
+        came.set()
+        return Future()
+
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", never)
+    waiting = asyncio.create_task(asyncio.to_thread(client.get, "digits"))
+    await asyncio.to_thread(came.wait)
     await asyncio.to_thread(client.close)
     with pytest.raises(RuntimeError, match="closed during the call"):
         await waiting
