@@ -65,7 +65,7 @@ async def shown(kubectl: Kubectl, state: Path) -> tuple[dict[str, Any], dict[str
             # Each answer may add one point from the job's status; only the trainer's history has more.
             job, asked = await ask("job"), 1
             while job["curves_note"] or len(job["series"].get("loss", {}).get("trainer-0", ())) <= asked:
-                await asyncio.sleep(1)
+                await asyncio.sleep(5)
                 job, asked = await ask("job"), asked + 1
             return job, await ask("log", replica="trainer-1")
     finally:

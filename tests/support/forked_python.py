@@ -63,7 +63,7 @@ WITHOUT_FORK_SUPPORT = {"GRPC_ENABLE_FORK_SUPPORT": "0"}  # as fleet sets it bef
 LARGEST_REQUEST = 1 << 17
 
 RELAY = """#!{python} -IS
-import contextlib, json, os, signal, socket, sys
+import contextlib, json, os, select, signal, socket, sys
 
 def pass_on(number, _):
     with contextlib.suppress(ProcessLookupError):  # it has ended since
@@ -82,8 +82,14 @@ def relayed():
         sys.exit("the process that programs are forked from has ended")
     with open(f"{{os.path.dirname(__file__)}}/{{os.getpid()}}", "w") as file:
         file.write(str(program))
+    # A handler that is called just before os.read would run only after it; this pipe ends the wait.
+    wake, woken = os.pipe()
+    os.set_blocking(woken, False)
+    signal.set_wakeup_fd(woken)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, pass_on)
+    while answers not in select.select([answers, wake], [], [])[0]:
+        os.read(wake, 100)
     return int.from_bytes(os.read(answers, 4), "big", signed=True)
 
 status = relayed()

@@ -214,13 +214,28 @@ def test_sigterm_ends_a_replica_that_is_pid_1(words, tmp_path):
 
 HANDLED_BEFORE = "signal.signal(signal.SIGTERM, handle)\nstart()"
 HANDLED_AFTER = "start()\nsignal.signal(signal.SIGTERM, handle)"
+TOLD = """
+class Told:
+    said = False
+    def set(self):
+        self.said = True
+    def wait(self, seconds):
+        while not self.said:
+            time.sleep(0.01)
+told = Told()
+"""
 SAVES = "told.wait(60)\ntime.sleep(1.5)\nos.write(1, b'saved')"
 
 
 def scripts(handle: str, starts: str, loop: str) -> str:
-    """Return a script with a handler of its own, which it sets before it begins or afterwards."""
-    parts = ("told = threading.Event()\ndef handle(*_):", textwrap.indent(textwrap.dedent(handle), "    "))
-    return "\n".join([*parts, starts, "ready()", textwrap.dedent(loop)])
+    """Return a script with a handler of its own, which it sets before it begins or afterwards.
+
+    A signal just before a sleep does not shorten it, so no sleep is long. An Event has a lock, for which a
+    handler would wait for ever if it interrupts `Event.wait`.
+    """
+    parts = (TOLD, "def handle(*_):", textwrap.indent(textwrap.dedent(handle), "    "))
+    short = loop.replace("time.sleep(60)", "for _ in range(600): time.sleep(0.1)")
+    return "\n".join([*parts, starts, "ready()", textwrap.dedent(short)])
 
 
 @pytest.mark.parametrize("starts", [HANDLED_BEFORE, HANDLED_AFTER], ids=["before", "after"])
