@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import aiohttp
 import pytest
 import yaml
 
-from tests.support.fleetjob import PROGRAM, lines
+from tests.support.fleetjob import ui_page
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,35 +40,15 @@ def namespace(new_namespace: NewNamespace) -> Iterator[Kubectl]:
 
 async def shown(kubectl: Kubectl, state: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the page's data of the job, once it has the trainer's own curve, and of trainer 1's log."""
-    process = await asyncio.create_subprocess_exec(
-        PROGRAM,
-        "ui",
-        "--port=0",
-        f"--kubeconfig={kubectl.kubeconfig}",
-        f"--namespace={kubectl.namespace}",
-        stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "XDG_STATE_HOME": str(state)},
-    )
-    try:
-        async with asyncio.timeout(SHOWN_SECONDS), aiohttp.ClientSession() as session:
-            address = (await anext(lines(process.stdout))).split()[2]
-
-            async def ask(path: str, **query: str) -> dict[str, Any]:
-                asked = {"id": f"{kubectl.namespace}/digits", **query}
-                async with session.get(address.replace("/?", f"/api/{path}?"), params=asked) as answer:
-                    assert answer.status == 200, await answer.text()
-                    document: dict[str, Any] = await answer.json()
-                    return document
-
-            # Each answer may add one point from the job's status; only the trainer's history has more.
-            job, asked = await ask("job"), 1
-            while job["curves_note"] or len(job["series"].get("loss", {}).get("trainer-0", ())) <= asked:
-                await asyncio.sleep(5)
-                job, asked = await ask("job"), asked + 1
-            return job, await ask("log", replica="trainer-1")
-    finally:
-        process.terminate()
-        await process.wait()
+    namespace = str(kubectl.namespace)
+    name = f"{namespace}/digits"
+    async with asyncio.timeout(SHOWN_SECONDS), ui_page(kubectl.kubeconfig, namespace, state) as page:
+        # Each answer may add one point from the job's status; only the trainer's history has more.
+        job, answers = await page.ask("job", id=name), 1
+        while job["curves_note"] or len(job["series"].get("loss", {}).get("trainer-0", ())) <= answers:
+            await asyncio.sleep(5)
+            job, answers = await page.ask("job", id=name), answers + 1
+        return job, await page.ask("log", id=name, replica="trainer-1")
 
 
 def test_the_page_has_the_curve_of_a_trainer_that_is_still_training(namespace: Kubectl, tmp_path: Path):

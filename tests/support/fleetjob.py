@@ -7,9 +7,12 @@ import contextlib
 import io
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
+
+import aiohttp
 
 from fleet_operator import cli
 
@@ -91,6 +94,38 @@ def _ended(status: int | None, out: str, err: str) -> Ended:
     """Return the result of a command after checking that it has printed no traceback."""
     assert "Traceback" not in err
     return Ended(status or 0, out, err)
+
+
+@dataclass(frozen=True)
+class UiPage:
+    """The page of a running ``fleetjob ui``."""
+
+    address: str
+    session: aiohttp.ClientSession
+
+    async def ask(self, path: str, **query: str) -> dict[str, Any]:
+        """Return the page's data of a path, such as ``jobs``."""
+        url = self.address.replace("/?", f"/api/{path}?")
+        async with self.session.get(url, params=query) as answer:
+            assert answer.status == 200, await answer.text()
+            document: dict[str, Any] = await answer.json()
+            return document
+
+
+@contextlib.asynccontextmanager
+async def ui_page(kubeconfig: Path, namespace: str, state: Path) -> AsyncIterator[UiPage]:
+    """Run ``fleetjob ui`` for a namespace, with `state` as the folder of local runs."""
+    command = (str(PROGRAM), "ui", "--port=0", f"--kubeconfig={kubeconfig}", f"--namespace={namespace}")
+    environ = {**os.environ, "XDG_STATE_HOME": str(state)}
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=environ)
+    try:
+        async with asyncio.timeout(SECONDS):
+            address = (await anext(lines(process.stdout))).split()[2]
+        async with aiohttp.ClientSession() as session:
+            yield UiPage(address, session)
+    finally:
+        process.terminate()
+        await process.wait()
 
 
 async def lines(stream: asyncio.StreamReader | None) -> AsyncIterator[str]:

@@ -92,15 +92,10 @@ def read_job(stored: Mapping[str, Any], known: FleetJob | None = None) -> FleetJ
     InvalidJob
         The object does not match this build's schema of a job.
     """
-    metadata = {key: value for key, value in stored["metadata"].items() if key != "managedFields"}
-    document = without_nulls({**stored, "metadata": metadata})
+    document = _document_of(stored)
     try:
-        if known is not None and _is_generation_of(known, metadata):
-            parts = {
-                "metadata": ObjectMeta.model_validate(document["metadata"]),
-                "status": FleetJobStatus.model_validate(document.get("status", {})),
-            }
-            return known.model_copy(update=parts)
+        if known is not None and _is_generation_of(known, document["metadata"]):
+            return known.model_copy(update=_state_of(document))
         return FleetJob.model_validate(document)
     except ValidationError as error:
         document = _without_unknown_fields(document, error)
@@ -116,14 +111,27 @@ def newer_state(known: FleetJob, stored: Mapping[str, Any]) -> FleetJob:
     The generation stays that of the known spec. If the metadata or the status cannot be read either, return
     the known job.
     """
-    metadata = {key: value for key, value in stored["metadata"].items() if key != "managedFields"}
     try:
-        newer = ObjectMeta.model_validate(without_nulls(metadata))
-        status = FleetJobStatus.model_validate(without_nulls(stored.get("status") or {}))
+        state = _state_of(_document_of(stored))
     except ValidationError:
         return known
-    metadata_of_spec = newer.model_copy(update={"generation": known.metadata.generation})
-    return known.model_copy(update={"metadata": metadata_of_spec, "status": status})
+    metadata = state["metadata"].model_copy(update={"generation": known.metadata.generation})
+    return known.model_copy(update={**state, "metadata": metadata})
+
+
+def _document_of(stored: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an object from the API server without the fields that it keeps for itself."""
+    metadata = {key: value for key, value in stored["metadata"].items() if key != "managedFields"}
+    document: Mapping[str, Any] = without_nulls({**stored, "metadata": metadata})
+    return document
+
+
+def _state_of(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Parse the parts of a job that change without its spec."""
+    return {
+        "metadata": ObjectMeta.model_validate(document["metadata"]),
+        "status": FleetJobStatus.model_validate(document.get("status", {})),
+    }
 
 
 def _is_generation_of(known: FleetJob, metadata: Mapping[str, Any]) -> bool:

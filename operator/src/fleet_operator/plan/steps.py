@@ -1,4 +1,4 @@
-"""Builds the plans that decisions return: a step of an active job, its suspension, or its end.
+"""Builds the plan of a pass: for a step of an active job, for its suspension, or for its end.
 
 A step deletes pods of older attempts, creates missing replicas, and reports the status. After the end,
 cleanPodPolicy and ttlSecondsAfterFinished determine which objects are deleted.

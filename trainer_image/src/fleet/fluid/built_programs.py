@@ -151,7 +151,7 @@ def trainer_program(origin: Program, plan: JobPlan, trainer_id: int, *, wait_por
         block.append_op("fetch_barrier", {"X": [barrier]}, outputs, rpc)
     if not plan.sender_cuts:
         _append_concats(job, block, _DIST)
-    # Only now, because Paddle sends a gradient after all updates if regularization has changed it.
+    # Not earlier: Paddle sends a gradient that regularization has changed only after all updates.
     away = (_OPTIMIZE, *_RATES)
     block.ops[:] = [op for op in block.ops if op.attrs.get("op_role") not in away]
     _drop(block, job.served())

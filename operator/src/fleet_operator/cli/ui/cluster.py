@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 
 FIRST_LINES = 400
-"""The number of lines in the first response about a log: the last lines of the log."""
+"""How many of the last lines of a log the first response contains."""
 
 MOST_LINES = 5000
 """The maximum number of lines of a log in one response."""

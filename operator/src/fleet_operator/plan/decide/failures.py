@@ -213,7 +213,7 @@ def _find_failure(context: Context, replica: Replica) -> Failure | None:
         return _gone(context, replica)
     if pod is None or replica in context.replicas.stranded or context.ledger.has_completed(replica):
         return None  # the failure that stranded it has already been handled
-    reasons = frozenset(each for each in (pod.reason, pod.disruption) if each is not None)
+    reasons = _reasons_of(pod)
     given_up = context.silent_nodes.get(replica)
     if given_up is not None and now >= given_up:
         return _lost(context, replica, pod)
@@ -245,15 +245,21 @@ def _gone(context: Context, replica: Replica) -> Failure:
     if last is not None and last.disruption:
         # What evicts a pod marks it first, and the mark and the deletion may be observed in the same pass.
         record = _tell(last, failure_sentence(last, context.job), context.now)
-        causes = frozenset(each for each in ("Deleted", last.disruption, last.reason) if each is not None)
-        by_main = last.container in (None, context.job.template(replica.role).main_container.name)
-        return Failure(replica, Kind.DISRUPTION, record, causes, by_main, last.message or "")
-    reason, sentence, reasons = "Deleted", f"{name} was deleted", {"Deleted"}
+        main = context.job.template(replica.role).main_container.name
+        by_main = last.container in (None, main)
+        reasons = _reasons_of(last) | {"Deleted"}
+        return Failure(replica, Kind.DISRUPTION, record, reasons, by_main, last.message or "")
+    reason, sentence, reasons = "Deleted", f"{name} was deleted", frozenset({"Deleted"})
     if last is None:
         reason, sentence = VANISHED, f"{name} is gone, and nobody has seen how it ended"
         reasons |= {VANISHED}
     record = LastFailure(pod=name, reason=reason, message=sentence, time=stamp(context.now))
-    return Failure(replica, Kind.DISRUPTION, record, frozenset(reasons))
+    return Failure(replica, Kind.DISRUPTION, record, reasons)
+
+
+def _reasons_of(pod: ObservedPod) -> frozenset[str]:
+    """Return the reasons of a pod's end that rules can match."""
+    return frozenset(each for each in (pod.reason, pod.disruption) if each is not None)
 
 
 def _lost(context: Context, replica: Replica, pod: ObservedPod) -> Failure:
